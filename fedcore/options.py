@@ -591,6 +591,11 @@ class Settings:
         once = self.algorithm.updates_once or "once" in self.rules.needs
         return self.policy.buffer is not None and not once
 
+    @cached_property
+    def sorts_updates(self) -> bool:
+        """Whether rounds sort their updates by the clients' ids, so that the order of arrival has no effect."""
+        return self.is_exact or (self.rules.robust is not None and self.policy.buffer is None)
+
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""
         listed = [describe("aggregation", rule) for rule in self.rules if not isinstance(rule, Mean)]

@@ -100,7 +100,7 @@ def add_store(group: Parser) -> None:
     model = _argument("model", metavar="MODEL", help="safetensors file or folder")
     command("replace", replace, state, model, terminal.add_imports, key)
     lines = _argument("--export", metavar="FILE", help="write the documents as JSON lines")
-    command("audit", audit, "folder of a server with an audit log", lines)
+    command("audit", audit, "folder of a server with an audit log, or its manifest", folders, lines)
     parser = command("reshard", reshard, "manifest or folder of a cluster, or a server's folder")
     parser.add_argument("--shards", type=whole, required=True, metavar="N", help="new number of shards")
     _argument("--to", help="folder of the new cluster; PATH is kept")(parser)
@@ -274,8 +274,7 @@ def compact(options: Options) -> None:
     stores = [*(shards or _stores(options.path)), *journals]
     before = sum(map(_bytes, stores))
     if shards or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
-        own = {"folders": options.folders} if shards else {"medium": "mmap", "audit_key": _audit_key(options)}
-        storage = Storage(**own)
+        storage = Storage(medium="mmap", folders=options.folders, audit_key=_audit_key(options))
         with Server.load(options.path, storage=storage) as server:
             server.compact(erase=options.erase)
     for folder in journals if shards else stores:
@@ -398,8 +397,9 @@ def audit(options: Options) -> None:
       fedcore store audit state
       fedcore store audit state --export log.jsonl
     """
-    _require_unsharded("audit", options.path, "they keep no audit log")
-    if not (log := saved.read_audit(options.path)):
+    at = manifest_at(options.path)
+    shards = () if at is None else at[1].shards(at[0].parent, options.folders)
+    if not (log := saved.read_audit(options.path, shards)):
         raise StoreError(f"{options.path}: has no documents; a server with Storage(audit=True) writes them")
     if options.export is not None:
         write_lines(options.export, [document for _, document in log])
@@ -498,11 +498,13 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
     waiting, problems = _or_problem(saved.open_updates, file.parent, state)
     pairs += [("cannot be loaded", problem) for problem in problems]
+    newest = None if state is None else state["numbers"].get("audited")
+    pairs += [("newest audit document", newest)] if newest else []
     if waiting:
         pairs.append(("open round", f"{len(waiting):,} updates in the journal"))
     if options.json:
         whole = {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "open_round": waiting}
-        terminal.print_json(whole | {"problems": problems, "age": age, "shards": facts})
+        terminal.print_json(whole | {"problems": problems, "age": age, "audited": newest, "shards": facts})
     else:
         terminal.print_pairs([*pairs, ("last commit", f"{age:,.0f} s ago")])
     _check_age(age, options)
@@ -524,6 +526,7 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     except CheckpointError as error:
         problems.append(str(error))
     ahead = sum(one.last != to for one in held)
+    problems += [] if problems or ahead else _or_problem(saved.read_audit, file, shards)[1]
     rest = f"; {ahead} ahead of it, to be rolled back when a server opens them" if ahead else ""
     facts = {"rows": rows, "transaction": to, "shards": [one.last for one in held]}
     _print_verdict(problems, facts, [f"sound: {len(shards)} shards at transaction {to}, {rows:,} rows{rest}"], options)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from operator import itemgetter
 from threading import RLock
 from typing import Any, Self, cast
 
@@ -21,7 +22,7 @@ from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.folder import Transactions, common_transaction
 from fedcore.server.requests import concatenate
-from fedcore.server.update import SentSlices
+from fedcore.server.update import SentSlices, digest_of_numbers
 from fedcore.store import Durability
 from fedcore.store.registry import ClientId
 
@@ -198,7 +199,12 @@ def _add(values: Sequence[Sequence[Any]]) -> list[Any]:
     return [kernels.sum_of_partials(np.concatenate(partials)) for partials in zip(*values, strict=True)]
 
 
-ANSWERS: dict[str, Any] = {"add": _add, "agree": all, "ready": lambda values: None}
+def _digests(values: Sequence[Sequence[Any]]) -> list[str]:
+    """Return the digests of several vectors, each from its slices in the order of the shards."""
+    return [digest_of_numbers(list(slices)) for slices in zip(*values, strict=True)]
+
+
+ANSWERS: dict[str, Any] = {"add": _add, "digests": _digests, "first": itemgetter(0), "agree": all, "ready": any}
 """The questions of shards by name. Each function computes the answer from the values of all shards."""
 
 
@@ -490,12 +496,17 @@ class GatheredVectors:
     """The ``SentVectors`` of shards. A vector is gathered when it is first used.
 
     Args:
-        slices: ``sent``, or None if other processes cannot read slices or may not send them back.
+        slices: ``sent``, or None if other processes cannot read slices.
+
+    Attributes:
+        starts: see ``SentVectors``.
     """
+
+    starts: Callable[[ClientId], F32] | None = None
 
     def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None) -> None:
         self._coordinator, self._opening = coordinator, coordinator.openings
-        self._sent, self.slices, self.starts = sent, slices, None
+        self._sent, self.slices = sent, slices
 
     @cached_property
     def x(self) -> F32:

@@ -23,11 +23,13 @@ from fedcore.server.folder import (
     JOURNAL,
     agree,
     checkpoint_errors,
+    documents_in,
     journal_of,
     open_part,
     server_state,
 )
 from fedcore.server.step import OF_MODEL
+from fedcore.server.update import digest_of_text
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import Piece, join, require_alike
@@ -143,12 +145,14 @@ class _Shards:
         layout: the layout of the whole model.
         ranges, rows: the range and the store of each shard.
         nonnegative: the float buffers that started non-negative.
+        documents: the audit documents.
     """
 
     layout: Layout
     ranges: Sequence[Range]
     rows: Sequence[ClientStore]
     nonnegative: Collection[str]
+    documents: Sequence[str]
 
     def write(self, infos: Sequence[ShardInfo], ranges: Sequence[Range], progress: Progress) -> None:
         """Write the new shards."""
@@ -171,7 +175,7 @@ class _Shards:
             vectors = {
                 name: self._vector(name, span) for name in names if info.shard == 0 or not name.startswith("counter/")
             }
-            join(Path(info.folder), pieces, vectors, self._state(info, span), row_done)
+            join(Path(info.folder), pieces, vectors, self._state(info, span), list(enumerate(self.documents)), row_done)
 
     def _vector(self, name: str, span: Range) -> Any:
         """Return a range of a vector, from the shards' slices. Return a shared vector whole."""
@@ -191,6 +195,9 @@ class _Shards:
         layout = cut(self.layout, span, counters=info.shard == 0)
         own = {"layout": layout.to_state(), "nonnegative": [name for name in layout.names if name in self.nonnegative]}
         changed = {"medium": "mmap", "device": "cpu", "undoable": True, "place": info.to_state()}
+        if self.documents:  # perhaps with that of an undo
+            last = {"documents": len(self.documents), "audited": digest_of_text(self.documents[-1])}
+            changed["numbers"] = state["numbers"] | last
         return state | changed | {"settings": state["settings"] | own}
 
 
@@ -207,8 +214,9 @@ def _open_shards(
         if any(one != facts[0] for one in facts):
             raise CheckpointError(f"{file}: the states of its shards differ; they do not belong to one server")
         nonnegative = {name for rows in stores for name in rows.state["settings"]["nonnegative"]}
+        documents = documents_in(stores[0], of_shard=True)
     require_alike(stores)
-    return _Shards(manifest.layout, manifest.ranges, stores, nonnegative)
+    return _Shards(manifest.layout, manifest.ranges, stores, nonnegative, documents)
 
 
 def _open_server(folder: Path, opened: ExitStack) -> _Shards:
@@ -223,7 +231,8 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
         x = rows.vector("x")  # partial updates, which the table refuses, have none here
         assert x is not None
         nonnegative = settings.get("nonnegative", never_negative(layout, x))
-    return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative)
+        documents = documents_in(rows)
+    return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative, documents)
 
 
 def _known(saved: dict[str, Any]) -> Settings:

@@ -21,6 +21,7 @@ from fedcore.arrays import F32, F64, Bools, copied, freeze, ieee
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, LockedError, StoreError
 from fedcore.files import is_own_folder
+from fedcore.kernels import ExactSum
 from fedcore.kernels.robust import symmetric
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
@@ -142,6 +143,14 @@ class ClusterReducer(Reducer):
         products = kernels.gram_matrix(bases, ys, scales, partials=room)
         return symmetric(self.add(Squares(products, room))[0], k)
 
+    def digests(self, *vectors: Any) -> list[str]:
+        """See ``Reducer``."""
+        return list(self._thread.ask("digests", vectors))
+
+    def of_first(self, value: Any) -> Any:
+        """See ``Reducer``."""
+        return self._thread.ask("first", value)
+
     def agree(self, yes: bool) -> bool:
         """See ``Reducer``."""
         return bool(self._thread.ask("agree", yes))
@@ -232,6 +241,7 @@ class Shard:
             storage = replace(storage, path=folder, keep_previous=True)
         self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
         self._rows = self._state.store
+        self._state.sign_by(storage.audit_key)
 
     def unmake(self) -> None:
         """Delete the result of ``make`` because another shard could not be created."""
@@ -262,6 +272,7 @@ class Shard:
         with checkpoint_errors(folder):
             settings = Settings.from_state(saved["settings"], given)
             self._state = resumed_state(self._rows, saved, settings, self._reducer)
+        self._state.sign_by(given.get("audit_key"))
         return {**saved["settings"], "codec": self._rows.codec}
 
     def shard_state(self) -> ShardState:
@@ -277,10 +288,13 @@ class Shard:
         self._round = ShardRound(sums, UpdateReader(self._state.settings, self._state))
         return self._state.newcomers.population
 
-    def check_slice(self, name: str, has_buffers: bool, digest: str | None, vector: Any) -> int | str:
-        """Return the bytes of a slice, or the error if it is invalid or does not match the client's digest."""
+    def check_slice(self, name: str, has_buffers: bool, returns: bool, digest: str | None, vector: Any) -> Any:
+        """Return the bytes of a slice, with ``returns`` the slice, or the error if it is invalid or does not match the
+        client's digest.
+        """
         try:
-            return bytes_of(self._read(name, has_buffers, digest, vector))
+            read = self._read(name, has_buffers, digest, vector)
+            return read if returns else bytes_of(read)
         except FedcoreError as error:
             return rejection_reason(error)
 
@@ -344,6 +358,18 @@ class Shard:
         self._keep(kept, squares)
         return squares
 
+    @ieee
+    def join(self, batch: UpdateBatch, *words: Any) -> bool:
+        """Add slices of the words of an exact sum, and of that of the changes; see ``Sum``."""
+        sums = [ExactSum(*pair) for pair in zip(words[::2], words[1::2], strict=True)]
+        if joined := self._opened.sums.join(sums[0], batch, *sums[1:]):
+            self._opened.folded.append(batch)
+        return joined
+
+    def words(self) -> tuple[ExactSum, ExactSum | None]:
+        """See ``Sum``."""
+        return self._opened.sums.words()
+
     def _keep(self, batch: UpdateBatch, squares: F64) -> None:
         opened, settings = self._opened, self._state.settings
         opened.tried = UpdateBatch()
@@ -353,16 +379,19 @@ class Shard:
             opened.folded.append(batch)
 
     @ieee
-    def finish(self, norms: Mapping[str, Any]) -> Finished:
-        """Take the step; ``norms`` are those of accepted updates, for the rules."""
+    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any], has_noise: bool) -> Finished:
+        """Take the step; ``norms`` are those of accepted updates, for the rules, and ``rejected`` is for the audit.
+
+        ``has_noise``: whether the clients of a private round added the noise.
+        """
         opened = self._opened
         state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
         batch = UpdateBatch.joined(opened.folded)
-        if state.settings.is_exact or rules.robust is not None:
+        if state.settings.sorts_updates:
             batch = batch.ordered(state.registry.numbers(batch.clients))
-        result = opened.sums.total(batch, rules, now.ledger, now.center)
+        result = opened.sums.total(batch, rules, now.ledger, now.center, has_noise=has_noise)
         batch.drop()
-        prepared, found = state.take_step(opened, result, batch, norms, ())
+        prepared, found = state.take_step(opened, result, batch, norms, rejected)
         self._round = None  # if the step fails, ``abort`` discards what the round has staged
         none: Any = None
         after = state.snapshot.shared()

@@ -21,17 +21,18 @@ from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished, settings_of_shard
-from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, RoundError, StoreError
+from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, StoreError
 from fedcore.files import resolve_own_links
+from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import DESCRIBED, Compute, Settings, Storage
 from fedcore.rules import Chain
-from fedcore.server.aggregation import Counters, Lengths, UpdateBatch
+from fedcore.server.aggregation import Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
-from fedcore.server.opening import require_named_rates, require_saved
+from fedcore.server.opening import require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
-from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared
+from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, StartOf
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot
 from fedcore.server.update import (
@@ -60,15 +61,10 @@ class SliceReader(UpdateReader):
         """Return None: vectors are cut one by one."""
 
     def require_form(self, update: Update) -> None:
-        """See ``UpdateReader``; the journal, which this process writes, needs whole vectors."""
+        """See ``UpdateReader``."""
         for name, vector in ((update.kind, update.value), ("control", update.control)):
             if isinstance(vector, Slices):
                 vector.require(name, len(self._state.ranges))
-                if self._settings.journal:
-                    raise RangeError(
-                        f"{name}: the journal, which the coordinator writes, needs whole vectors; send the whole "
-                        "vector, or load the server with Storage(journal=False)"
-                    )
 
     def bytes_of(self, update: Update) -> int:
         """See ``UpdateReader``; slices count as float32."""
@@ -103,9 +99,6 @@ class SliceReader(UpdateReader):
         sliced = self._state.slices_of(vector, has_buffers=has_buffers, is_immutable=is_fixed)
         return sliced, sliced.is_immutable
 
-    def _read_counters(self, update: Update) -> Counters:
-        return {} if isinstance(update.value, Slices) else super()._read_counters(update)
-
     def _read_control(self, control: Any) -> Any:
         if self._settings.algorithm.second_vector is None:
             return None
@@ -118,8 +111,8 @@ class SliceReader(UpdateReader):
 class ShardSums:
     """The sums of an open round: each shard has a ``Sum`` of its slices. An update is measured as a whole."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, ranges: Sequence[Range]) -> None:
+        self._coordinator, self._ranges = coordinator, ranges
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``."""
@@ -139,10 +132,26 @@ class ShardSums:
         batch.clip(factors[accepted])
         return batch, squares
 
-    def total(self, batch: UpdateBatch, rules: Chain, *_: Any, **__: Any) -> None:
-        """Raise RangeError if a robust rule needs more updates; the shards compute the sums in their step."""
+    def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
+        """See ``Sum``."""
+        put, sums = self._coordinator.placement.put, [words] if changes is None else [words, changes]
+        each = [
+            tuple(put(word[start:end]) for sum, end in zip(sums, ends, strict=False) for word in sum)
+            for start, *ends in self._ranges
+        ]
+        joined: bool = self._coordinator.call("join", batch, each=each)[0]
+        return joined
+
+    def words(self) -> tuple[ExactSum, ExactSum | None]:
+        """See ``Sum``."""
+        words, changes = zip(*self._coordinator.call("words"), strict=True)
+        return _joined(words), None if changes[0] is None else _joined(changes)
+
+    def total(self, batch: UpdateBatch, rules: Chain, *_: Any, has_noise: bool) -> bool:
+        """Return ``has_noise``; the shards compute the sums in their step. For errors see ``Sum``."""
         if rules.robust is not None and len(batch):
             rules.require_enough(len(batch))
+        return has_noise
 
 
 class ShardedState(State):
@@ -174,12 +183,17 @@ class ShardedState(State):
         return self.manifest.ranges
 
     @property
-    def snapshot(self) -> Snapshot:  # type: ignore[override]  # the shards set it
+    def snapshot(self) -> Snapshot:
         """The state without vectors of the model, read once from a shard after each change."""
         mark = self.coordinator.openings, self.coordinator.state
         if self._marked is None or self._marked[0] != mark:
             self._marked = mark, self._first("read", Shared())
         return self._marked[1]
+
+    @snapshot.setter
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Replace it in this process until the next change, for an edge's norms."""
+        self._marked = (self.coordinator.openings, self.coordinator.state), snapshot
 
     @property
     def registry(self) -> Registry:
@@ -231,20 +245,27 @@ class ShardedState(State):
 
     # Updates in slices.
 
+    @property
+    def needs_whole(self) -> bool:
+        """Whether this process needs whole updates: it writes the journal, and computes the audit's digests."""
+        return self.settings.journal or self.settings.audit
+
     def slices_of(self, vector: Any, *, has_buffers: bool, is_immutable: bool) -> SlicedVector:
         """Cut a vector into the slices that are sent to the shards."""
         placement = self.coordinator.placement
         parts = [placement.put(vector[span.start : span.stop if has_buffers else span.end]) for span in self.ranges]
-        whole = vector if self.settings.journal else None
+        whole = vector if self.needs_whole else None
         return SlicedVector(parts, vector.nbytes, has_buffers, placement.copies or is_immutable, whole)
 
     def read_slices(self, name: str, sent: Slices, *, has_buffers: bool) -> SlicedVector:
         """Check the slices of a client; raise ArrayError if one is invalid."""
         digests: Sequence[str | None] = sent.digests or [None] * len(self.ranges)
-        each = [(has_buffers, digest, part) for digest, part in zip(digests, sent.parts, strict=True)]
-        nbytes = sum(self._valid("check_slice", name, each=each))
+        each = [*zip(digests, sent.parts, strict=True)]
+        found = self._valid("check_slice", name, has_buffers, self.needs_whole, each=each)
         is_immutable = self.coordinator.placement.copies or core.are_immutable(list(sent.parts))
-        return SlicedVector(sent.parts, nbytes, has_buffers, is_immutable)
+        whole = np.concatenate(found) if self.needs_whole else None
+        nbytes = sum(found) if whole is None else sum(one.nbytes for one in found)
+        return SlicedVector(sent.parts, nbytes, has_buffers, is_immutable, whole)
 
     def check(self, what: str, y: SlicedVector, *arguments: Any) -> None:
         """Raise ArrayError if a shard's check of its slice fails."""
@@ -278,7 +299,7 @@ class ShardedState(State):
             self._round_of = self.coordinator.openings  # the shards may have begun
             self.abandon()
             raise
-        return ShardSums(self.coordinator)
+        return ShardSums(self.coordinator, self.ranges)
 
     def require_open_round(self) -> None:
         """Raise ClusterError if a shard was lost since the round was opened."""
@@ -290,7 +311,7 @@ class ShardedState(State):
     ) -> tuple[PreparedStep, Diagnostics]:
         """See ``State``. Each shard takes the step of its range."""
         before, opening = self.snapshot, self.coordinator.openings
-        finished: Finished = self.coordinator.change("finish", norms, rounds=1)
+        finished: Finished = self.coordinator.change("finish", norms, rejected, result, rounds=1)
         opened.is_open = False
         if opening == self.coordinator.openings:  # otherwise the result may not be of the first shard
             self._marked = (opening, self.coordinator.state), finished.prepared.after
@@ -387,18 +408,26 @@ class ShardedState(State):
         if self.settings.algorithm.keeps_rows:
             self.prefetch([client for client in clients if client not in new])
 
+        def is_new(what: str, client: ClientId) -> bool:
+            self.require_round(what, number)
+            return client in new and client not in self.registry
+
         def offset(client: ClientId) -> list[Any]:
-            if self.round_number != number:
-                raise RoundError(
-                    f"offset: the broadcast for round {number} is out of date, since round {self.round_number} is "
-                    "next; make a new broadcast"
-                )
-            return fetch("read", Offset(client=None if client in new and client not in self.registry else client))
+            return fetch("read", Offset(client=None if is_new("offset", client) else client))
+
+        def start(client: ClientId) -> F32:
+            t = number
+            if not is_new("start", client):
+                numbers = self.registry.numbers([self.registry.check(client)])
+                t = int(self.snapshot.population.starts(numbers)[0])
+            model: F32 = self.read(StartOf(t))
+            return model
 
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
-        is_whole = self.settings.journal or not self.coordinator.placement.has_references
-        return GatheredVectors(self.coordinator, sent, None if is_whole else sent)
+        vectors = GatheredVectors(self.coordinator, sent, sent if self.coordinator.placement.has_references else None)
+        vectors.starts = start if self.settings.algorithm.own_starts else None
+        return vectors
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.
@@ -470,7 +499,8 @@ def new_state(
         if home is not None:
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
         listed = clients if isinstance(clients, int) else list(clients)
-        again = {what: getattr(settings, what) for what in DESCRIBED} | {"aggregation": settings.rules}
+        again = {what: getattr(settings, what) for what in DESCRIBED}
+        again |= {"aggregation": settings.rules, "audit_key": (key := storage.audit_key)}
         placement = LocalThreads() if compute.executor is None else compute.executor
         check = partial(manifest.require_current, (home or Path()) / NAME)
         infos = manifest.shards(home, storage.folders)
@@ -487,7 +517,7 @@ def new_state(
             for k, span in enumerate(ranges)
         ]
         try:
-            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts)
+            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
             state.coordinator.make(listed if sizes is None else sizes, own, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
@@ -525,11 +555,13 @@ def saved_state(
     infos = manifest.shards(file.parent, storage.folders)
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
+    given = {**given, "audit_key": storage.audit_key}
     coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check)
     coordinator.open()
     try:
         assert coordinator.settings is not None
         require_saved("codec", coordinator.settings["codec"], storage.codec)
+        require_audit(coordinator.settings, storage)
         saved = coordinator.settings | {"layout": manifest.layout.to_state()}
         settings = Settings.from_state(saved, given, compute)
         require_saved("diagnostics", saved.get("diagnostics"), compute.diagnostics)
@@ -539,6 +571,10 @@ def saved_state(
         coordinator.drop()
         raise
     return state, saved
+
+
+def _joined(slices: Sequence[ExactSum]) -> ExactSum:
+    return ExactSum(*(np.concatenate(words) for words in zip(*slices, strict=True)))
 
 
 def _flat(model: Any, layout: Layout) -> tuple[F32, bool]:

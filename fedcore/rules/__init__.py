@@ -223,22 +223,20 @@ class Chain:
                 group.examples = found
         return reasons, factors
 
-    def require_enough(self, k: int, of: str = "") -> None:
+    def require_enough(self, k: int, instead: str = "add updates, or lower f", *, of: str = "") -> None:
         """Raise RangeError if the robust rule needs more than k updates; ``of`` names their group in the message."""
         rule, left = self.robust, k
         for one in self.mixing:
             left = checked(one, "size", (left,), *RESULTS["size"])
         if left < (least := checked(rule, "least", (), *RESULTS["least"])):
             unit = "updates" if left == k else f"mixed vectors of {k} updates"
-            raise RangeError(
-                f"aggregation: {rule} needs at least {least} updates{of}, got {left} {unit}; add updates, or lower f"
-            )
+            raise RangeError(f"aggregation: {rule} needs at least {least} updates{of}, got {left} {unit}; {instead}")
 
     def combination(self, k: int, products: Callable[[], F64], round: int) -> Combination:
         """Return the robust combination of k updates in a round.
 
         Args:
-            products: returns the updates' inner products, float64[k, k], in the order of the clients' ids; if the rule
+            products: returns the updates' inner products, float64[k, k], in the order of the cohort; if the rule
                 needs "previous", the last one is its previous result, which is not among the k.
 
         Raises:

@@ -253,13 +253,17 @@ class PrivateMean(Scale, Combine):
                 "rounds and report the higher epsilon"
             )
 
-    def add_noise(self, sum: F64, factors: F64, ledger: Ledger, round: int) -> Ledger:
+    def add_noise(
+        self, sum: F64, factors: F64, ledger: Ledger, round: int, *, n: int | None = None, first: int = 0
+    ) -> Ledger:
         """Add the noise to the sum of the clipped updates, float64[n], in place; return the ledger after the round.
 
         Args:
             factors: float64[k], the factors by which the rule scaled the updates.
             ledger: the ledger before the round; this rule is ``at`` it.
             round: the round's number, for ``seed``.
+            n, first: the length of the whole sum, if this is a slice of it, and the index of the first element. Each
+                slice has a key of its own. With ``seed`` all have one, and draw the numbers before ``first`` too.
 
         Raises:
             RangeError: the round has more than 2^19 updates.
@@ -270,8 +274,12 @@ class PrivateMean(Scale, Combine):
             raise RangeError(f"updates: a private round has at most {MOST_PRIVATE}, got {len(factors)}")
         z = self.noise if self.count_noise is None else (self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5
         grid = _grid(z * self.clip)
-        sensitivity = self.clip * (1 + SLACK) + math.sqrt(len(sum)) * grid
-        kernels.add_discrete_gaussian(sum, grid, math.ceil(z * sensitivity / grid), self._key(round, "sum"), out=sum)
+        sensitivity = self.clip * (1 + SLACK) + math.sqrt(len(sum) if n is None else n) * grid
+        whole = sum if self.seed is None or not first else np.concatenate([np.zeros(first), sum])
+        sigma = math.ceil(z * sensitivity / grid)
+        kernels.add_discrete_gaussian(whole, grid, sigma, self._key(round, "sum"), out=whole)
+        if whole is not sum:
+            sum[:] = whole[first:]
         clip = ledger.clip
         if self.quantile is not None and self.count_noise is not None:
             # Of +1/2 or -1/2 for each update, one client changes the sum by 1/2.

@@ -1,8 +1,8 @@
 """Robust rules.
 
 They see the vectors of the whole cohort, h_1 ... h_k, in the order of the clients' ids, so the order of arrival has no
-effect. A rule is a weighted sum whose weights follow from the inner products of the h_i, or an order statistic of each
-column.
+effect; those of a buffer in the order of arrival. A rule is a weighted sum whose weights follow from the inner products
+of the h_i, or an order statistic of each column.
 """
 
 from abc import ABC, abstractmethod
@@ -85,7 +85,7 @@ def _chosen(at: npt.NDArray[np.int64], *columns: Sequence[Any]) -> list[list[Any
 class RobustRule(Combine, ABC):
     """The last rule of a chain in place of ``Mean``: it combines the whole cohort, of which f clients may lie.
 
-    Numbers of examples and weights have no effect: each client counts once. The server holds the round's updates until
+    Numbers of examples and weights have no effect: each update counts once. The server holds the round's updates until
     ``finish``: k n bytes times the size of their dtype.
 
     It may need "previous", the result of the last round, or zero, and "base", the model before the round, from which
@@ -159,7 +159,7 @@ class MeaMed(ByzantineRule):
 class Krum(ByzantineRule):
     """The update with the least score, the sum of its k - f - 2 smallest |h_i - h_j|^2 (Blanchard et al., NIPS 2017).
 
-    Of equal scores, the first client's by id wins. A round needs 2 f + 3 updates.
+    Of equal scores, the first client's by id wins; in a buffer the first to arrive. A round needs 2 f + 3 updates.
     """
 
     @property

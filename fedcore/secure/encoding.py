@@ -306,7 +306,7 @@ class Encoding:
             "squares": np.full(k, (norm if self.noise else min(norm, self.max_norm)) ** 2),
             "has_buffers": np.full(k, float(self.n > self.parameters)),
         }
-        made_under = fingerprint(server.settings, state.snapshot)
+        made_under = fingerprint(server.settings, state)
         sum = server.round_number, made_under, *self._exact(total[: self.n]), tuple(clients)
         exact = self._exact(changes) if self.has_changes else None
         return PartialSum(*sum, **columns, rejected=rejected, changes=exact, noise=self.noise)

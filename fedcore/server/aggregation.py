@@ -20,6 +20,7 @@ from fedcore.options import RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
 from fedcore.rules.private import Ledger
+from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId
@@ -194,6 +195,14 @@ class Reducer:
     def gram_matrix(self, n: int, bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
         """Return ``kernels.gram_matrix`` of whole vectors with the bits of one call; the slices have n elements."""
         return kernels.gram_matrix(bases, ys, scales)
+
+    def digests(self, *vectors: Any) -> list[str]:
+        """Return ``digest_of_numbers`` of whole vectors."""
+        return list(map(digest_of_numbers, vectors))
+
+    def of_first(self, value: Any) -> Any:
+        """Return the value of the first shard."""
+        return value
 
     def agree(self, yes: bool) -> bool:
         """Whether all shards answer yes."""
@@ -457,6 +466,7 @@ class Sum:
         writes 16 n; 16 n bytes of memory more on a device; twice that with ``changes``.
         """
         self._zero()
+        fits = True
         for value, spare, more in (
             (self._value, self._spare, words),
             (self._changes, self._spare_changes, changes),
@@ -465,10 +475,10 @@ class Sum:
                 continue
             if (device := device_of(value.high)) != CPU:
                 more = more.copied(device=device)
-            if kernels.combine_exact([value, more], [1, 1], spare) is None:
-                return False
-        self.accept(batch)
-        return True
+            fits &= kernels.combine_exact([value, more], [1, 1], spare) is not None
+        if fits := self._reducer.agree(fits):
+            self.accept(batch)
+        return fits
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """Return copies in host memory of the exact sum over parameters and buffers, and of that of the changes."""
@@ -495,7 +505,7 @@ class Sum:
         """Return the sums of all accepted updates, with the noise of a private mean, or their robust combination.
 
         Args:
-            batch: the updates; with a robust rule they have their vectors, in the order of the clients' ids.
+            batch: the updates, in the cohort's order; with a robust rule they have their vectors.
             ledger, center: those of the last round.
             has_noise: whether the clients added the noise.
 
@@ -514,9 +524,11 @@ class Sum:
         if has_noise:
             return result._replace(W=rule.expected, ledger=ledger.after(rule.rate, rule.noise, ledger.clip))
         total: Any = result.A  # float64 for these rules
+        length, first = np.array([float(len(total))]), self._reducer.first
+        [[n]] = self._reducer.add(Squares(length, length[None]))
         with span("noise", None, (total,)):
-            ledger = rule.add_noise(total, batch.factors, ledger, self._round)
-        return result._replace(W=rule.expected, ledger=ledger)
+            ledger = rule.add_noise(total, batch.factors, ledger, self._round, n=int(n), first=first)
+        return result._replace(W=rule.expected, ledger=self._reducer.of_first(ledger))  # its clip has noise
 
     def combined(self, batch: UpdateBatch, rules: Chain, previous: F32 | None) -> Result:
         """Return ``result`` with the robust combination of the updates in place of their weighted mean.
@@ -525,7 +537,7 @@ class Sum:
         buffers are combined in the same way; an update without buffers counts as one that left them unchanged.
 
         Args:
-            batch: all accepted updates with their vectors, in the order of the clients' ids.
+            batch: all accepted updates with their vectors, in the cohort's order.
             previous: ``Result.center`` of the last round, or None.
         """
         p = self._layout.n_parameters

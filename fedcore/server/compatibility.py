@@ -57,6 +57,7 @@ FEATURES: dict[str, Callable[[Settings, Storage, Compute], Any]] = {
     "whole-vector optimizer": lambda s, at, on: getattr(s.optimizer, "elementwise", False) is not True and s.optimizer,
     "rules": lambda s, at, on: next((one for one in s.rules if type(one) not in (Mean, PrivateMean)), None),
     "robust rule": lambda s, at, on: s.rules.robust,
+    "robust rule in a buffer": lambda s, at, on: s.policy.buffer and s.rules.robust,
     "Mean(weights)": lambda s, at, on: s.rules.weights is not None,
     "PrivateMean": lambda s, at, on: s.rules.private is not None,
     "PrivateMean(rate)": lambda s, at, on: s.rules.private is not None and s.rules.private.rate != 1,
@@ -108,7 +109,7 @@ class Conflict:
 
 UNWRITTEN = "this is not implemented"
 _PATH = 'pass Storage(path=...), or when loading medium="mmap", or leave it out'
-_AUDIT, _SHARDS = "leave audit and audit_key out", "leave shards and executor out"
+_SHARDS = "leave shards and executor out"
 _STORE, _ELEMENTWISE = "pass storage=Storage(path=...)", "use another, or set elementwise = True on its class"
 _BOUND = "put ClipToMedian() or RejectLong() before the rule, or set Limits(max_norm=)"
 _UNITS = "pass a server_lr, or the rule RejectLong, which measures each by its own median"
@@ -129,9 +130,9 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("keep_previous", "shards|partial updates", "each part of the model always keeps its previous transaction"),
     ("resident", "shards", "each shard has its own memory"),
     ("shards", "partial updates", UNWRITTEN, _SHARDS),
-    ("audit", "shards", UNWRITTEN, _AUDIT),
-    ("device|PrivateMean|start of each client", "shards", UNWRITTEN, "use shards=1"),
+    ("device", "shards", UNWRITTEN, "use shards=1"),
     ("device", "partial updates"),
+    ("robust rule in a buffer", "partial updates", "a group may get fewer updates than the rule needs", "use Mean()"),
     ("server_lr", "own step length", "the method sets the length of its step"),
     ("max_norm", "second vector beside models", "they have different units", _UNITS),
     ("buffer", "start of each client", "a client may be in a buffer twice"),
@@ -142,7 +143,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("robust rule", "own weights", "the weights of the clients are the method", "use FedAvg, or Mean()"),
     ("robust rule", "norms of all updates", "one client could choose the step", "use FedAvg, or Mean()"),
     ("robust rule", "exact sums", "they do not keep the updates", "use float sums, or Mean()"),
-    ("robust rule", "buffer", "it counts each client once", "use Mean()"),
     ("min_share|grace", "buffer", "a buffer closes by its number of updates"),
     ("discount", "robust rule|more than sums|total", "it only scales terms of a sum", "use FedAvg, or no discount"),
     ("PrivateMean", "more than the mean", "only the mean of the updates has noise", _PRIVATE),
@@ -158,7 +158,9 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("warm_start", "no start from gradients", "the method has no row or direction for them", _GRADIENTS),
     ("more than sums", "partial sums", "the method needs rows, second vectors or shares", _SUMS),
     ("Mean(weights)", "partial sums", "an edge weights its updates by the method", "use Mean()"),
-    ("shards|partial updates|journal|buffer|counters", "partial sums"),
+    ("partial updates|counters", "partial sums"),
+    ("journal", "partial sums", "it keeps single updates", "leave it out; after a crash an edge sends its sum again"),
+    ("buffer", "partial sums", "its K may end within a sum, and a sum has no late updates", "use synchronous rounds"),
     ("PrivateMean", "edges", "it clips each update, and a partial sum has none", _MASKED),
     ("rules", "masked sums", "masks hide each client's update"),
     ("rate of single steps", "masked sums", "masks hide the numbers of steps", "pass a rate of rounds as lr"),
@@ -195,11 +197,15 @@ def features_of(settings: Settings, storage: Storage, compute: Compute, *more: s
 
 
 def require_compatible(settings: Settings, storage: Storage = FOLDER, compute: Compute = COMPUTE, *more: str) -> None:
-    """Raise RangeError for the first row of ``CONFLICTS`` of which a server has both features."""
+    """Raise RangeError for the first row of ``CONFLICTS`` of which a server has both, or for a small buffer."""
     used = features_of(settings, storage, compute, *more)
     for conflict in CONFLICTS:
         if conflict.a in used and conflict.b in used:
             raise RangeError(conflict.explained(used))
+    policy = settings.policy
+    if policy.buffer is not None and settings.rules.robust is not None:
+        fewest = policy.buffer if policy.deadline is None else max(1, policy.min_clients)
+        settings.rules.require_enough(fewest, "raise the policy's buffer and, with a deadline, its min_clients")
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,7 @@ def combines(*features: str | Rule | Algorithm) -> Combination:
         UnknownNameError: there is no feature, method or rule of that name.
 
     >>> from fedcore import combines
-    >>> bool(combines("shards", "journal")), bool(combines("shards", "audit"))
+    >>> bool(combines("shards", "audit")), bool(combines("shards", "resident"))
     (True, False)
     >>> print(combines("resident", "shards"))
     resident: does not combine with shards, because each shard has its own memory; leave it out

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -481,25 +481,36 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
     return [f"{rows.path}: {line}" for line in problems]
 
 
-def read_audit(path: Path) -> list[tuple[str, Document]]:
+def documents_in(rows: ClientStore, *, of_shard: bool = False) -> list[str]:
+    """Return the audit documents of a server in a folder, or of one of its shards, which may have an incomplete one."""
+    documents, numbers = rows.documents(), rows.state["numbers"]
+    count = documents_of(numbers)
+    return log_of(documents[:count] if of_shard else documents, count, numbers.get("audited"))
+
+
+def read_audit(path: Path, shards: Sequence[Any] = ()) -> list[tuple[str, Document]]:
     """Return the audit log of a folder: each document with its digest, checked; see ``fedcore.server.report``.
+
+    ``shards`` are the ``ShardInfo`` of a sharded server. Its ``path`` is the manifest.
 
     Raises:
         CorruptionError: a document was changed or is missing, or x is another.
     """
     for _ in range(100):
-        with ClientStore.open(path, readonly=True) as rows:
-            documents, state = rows.documents(), rows.state
-            if not documents or not _has_server(rows):
+        with ExitStack() as opened:
+            stores = [opened.enter_context(one.open(readonly=True)) for one in shards]
+            stores = stores or [opened.enter_context(ClientStore.open(path, readonly=True))]
+            first, states = stores[0], [rows.state for rows in stores]
+            if not first.documents() or not _has_server(first):
                 return []
-            groups = group_folders(path)
-            x = read_model(path).x if groups else rows.vector("x")
-            digest = None if x is None else digest_of_numbers(x)
-        counts = {count_of(state_of(folder)["numbers"]) for folder in groups}
-        if state_of(path) == state and counts <= {count_of(state["numbers"])}:  # no commit in between
+            groups = [] if shards else group_folders(path)
+            x = [read_model(path).x] if groups else [one for rows in stores if (one := rows.vector("x")) is not None]
+            digest = digest_of_numbers(x) if len(x) == len(stores) else None
             with checkpoint_errors(path):
-                count, last = documents_of(state["numbers"]), state["numbers"]["audited"]
-            return list(checked(log_of(documents, count, last), x=digest))
+                counts = {count_of(state_of(folder)["numbers"]) for folder in groups} - {count_of(states[0]["numbers"])}
+                is_one = not counts and all(state["numbers"] == states[0]["numbers"] for state in states)
+                if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
+                    return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
     raise StoreError(f"{path}: a server writes to it without a pause; try again")
 
 

@@ -167,7 +167,7 @@ class GroupSums:
         cohorts = {name: UpdateBatch.joined(parts) for name, parts in self._folded.items()}
         for name, cohort in cohorts.items():
             if rules.robust is not None and len(cohort):
-                rules.require_enough(len(cohort), f" of the group {name!r}")
+                rules.require_enough(len(cohort), of=f" of the group {name!r}")
         totals: Cohorts = []
         for name, group in self._state.groups.items():
             cohort = cohorts[name]

@@ -274,6 +274,14 @@ def require_saved(name: str, saved: Any, given: Any) -> None:
         raise RangeError(f"{name}={given!r}: the server was saved with {name}={saved!r}; leave it out")
 
 
+def require_audit(saved: Mapping[str, Any], storage: Storage) -> None:
+    """Raise RangeError if the audit of an option differs from that of saved settings."""
+    audit = bool(saved.get("audit"))
+    if storage.audit_key is not None and not audit:
+        raise RangeError("audit_key: the server was saved without an audit, which cannot change; leave it out")
+    require_saved("audit", audit, storage.audit)
+
+
 def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
     """Raise RangeError if a rate is the caller's own code, which shards cannot load after a crash."""
     for name in set(RATES).intersection(options):
@@ -348,11 +356,8 @@ def saved_rows(
         with checkpoint_errors(where):
             state = server_state(where, rows.state)
             device = _device_of(state) if device is None else device
-            audit = bool(state["settings"].get("audit"))
         require_saved("codec", rows.codec, storage.codec)
-        if storage.audit_key is not None and not audit:
-            raise RangeError("audit_key: the server was saved without an audit, which cannot change; leave it out")
-        require_saved("audit", audit, storage.audit)
+        require_audit(state["settings"], storage)
         yield on_device(rows, device, storage.cached_rows), state, device
     except BaseException:
         if rows is not path:

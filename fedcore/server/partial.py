@@ -17,9 +17,9 @@ from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.options import Settings, describe
 from fedcore.rules.windows import as_float32
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateBatch, longest_term
+from fedcore.server.requests import ModelVector
 from fedcore.server.state import State
-from fedcore.server.step import Snapshot
-from fedcore.server.update import as_sent, raises_fedcore_errors
+from fedcore.server.update import raises_fedcore_errors
 from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, is_flag, require_flag
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import Represented, check_integer, is_integer, rejection_reason, short_repr, shorten
@@ -178,14 +178,14 @@ def read_partial_sum(sent: object) -> PartialSum:
     )
 
 
-def fingerprint(settings: Settings, now: Snapshot) -> str:
+def fingerprint(settings: Settings, state: State) -> str:
     """Return ``PartialSum.made_under`` of an open round: the digests of ``PARTS``. Cost: reads 4 n bytes."""
     method = describe("algorithm", settings.algorithm) or {}
     if "class" in method:  # the name and repr of a user's class may differ between processes
         method = {key: method[key] for key in ("class", "options")}
     facts = [GRID, method, settings.layout.to_state(), settings.averages_models, list(settings.nonnegative)]
     parts: list[Any] = [json.dumps(fact, sort_keys=True).encode() for fact in facts]
-    parts.append(np.ascontiguousarray(to_host(as_sent(settings.layout, now.sent))).data)
+    parts.append(np.ascontiguousarray(to_host(state.read(ModelVector("sent", rounded=True)))).data)
     return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in parts)
 
 
@@ -200,7 +200,7 @@ class PartialSums:
     def made_under(self) -> str:
         """The open round's ``fingerprint``."""
         if self._made_under is None:
-            self._made_under = fingerprint(self._settings, self._state.snapshot)
+            self._made_under = fingerprint(self._settings, self._state)
         return self._made_under
 
     def join(

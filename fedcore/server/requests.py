@@ -16,7 +16,7 @@ from fedcore.server.aggregation import Counters, combined_square, exchange_whole
 from fedcore.server.report import Document, checked, log_of
 from fedcore.server.state import SUMMED, State
 from fedcore.server.step import Sizes, Snapshot, checked_sizes
-from fedcore.server.update import IDS, CountedIds, as_sent, digest_of_numbers, require_finite
+from fedcore.server.update import IDS, CountedIds, as_sent, require_finite
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.store.slots import checksums
@@ -259,7 +259,7 @@ class WarmStart(Change):
             after = after._replace(momentum=kernels.combine([mean], [share], state.model.directions.get()))
         facts = {"what": "a warm start", "clients": clients}
         if settings.audit:
-            facts["digests"] = list(map(digest_of_numbers, ys))
+            facts["digests"] = state.reducer.digests(*ys)
         return after, facts
 
 
@@ -346,6 +346,17 @@ X = ModelVector("x")
 
 
 @dataclass(frozen=True)
+class StartOf(VectorQuery):
+    """The model of a round from which a client starts, as it gets it."""
+
+    round: int
+    has_buffers = True
+
+    def __call__(self, state: State, now: Snapshot) -> Any:
+        return view_of(state.start_of(self.round))
+
+
+@dataclass(frozen=True)
 class Direction(VectorQuery):
     """A copy of v."""
 
@@ -400,8 +411,8 @@ class AuditLog(Query):
     """See ``Server.audit_log``."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
-        texts = log_of(state.store.documents(), now.documents, now.audited)
-        return [document for _, document in checked(texts, x=digest_of_numbers(state.read(X)))]
+        texts = log_of(state.documents(), now.documents, now.audited)
+        return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
 
 
 @dataclass(frozen=True)

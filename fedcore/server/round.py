@@ -947,7 +947,7 @@ class Round(OpenRound):
         try:
             with span("validate", self._state):
                 self._weigh(batch)
-            if at_end:
+            if at_end and self._settings.sorts_updates:
                 batch = batch.ordered(self._clients.numbers(batch.clients))
             lengths = self._sum.try_fold(batch)
             if waiting:
@@ -1061,7 +1061,7 @@ class Round(OpenRound):
     def _total(self) -> Any:
         """Return the sums of all folded updates, which are then one batch."""
         batch = UpdateBatch.joined(self._folded)
-        if self._settings.is_exact or self._keeps_vectors:  # the order of the updates must have no effect
+        if self._settings.sorts_updates:
             batch = batch.ordered(self._clients.numbers(batch.clients))
         now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
         result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)

@@ -197,7 +197,7 @@ class Server(Represented, Unpicklable):
     def _warn_of_few_clients(self) -> None:
         """Log that no round can finish if the robust rule needs more updates than there are clients; more may join."""
         clients, rules = len(self._backend.registry.index), self.settings.rules
-        if clients and rules.robust is not None:
+        if clients and rules.robust is not None and not self.settings.repeats:
             try:
                 rules.require_enough(clients)
             except FedcoreError as error:

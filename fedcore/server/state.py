@@ -73,7 +73,7 @@ from fedcore.server.step import (
     step_length,
     usual_distance,
 )
-from fedcore.server.update import as_sent, digest_of_numbers, digest_of_text, first_not_finite, in_float32
+from fedcore.server.update import as_sent, digest_of_text, first_not_finite, in_float32
 from fedcore.server.validation import Buffers, UpdateReader, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
@@ -405,15 +405,29 @@ class State:
             "device": None if device == CPU else device,
         }
 
+    def documents(self, first: int = 0) -> Documents:
+        """Return the audit documents from the number ``first`` on. An undo leaves those of the change that it undoes.
+
+        A shard only undoes an incomplete change, which leaves none.
+        """
+        count = None if self.reducer.place is None else max(0, self.snapshot.documents - first)
+        return self.store.documents(first)[:count]
+
     def sign_by(self, key: bytes | None) -> None:
         """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
         by, count = None if key is None else public_key(key), self.snapshot.documents
-        stored = self.store.documents(max(0, count - 1))
+        stored = self.documents(max(0, count - 1))
         if undone := [text for number, text in stored if number >= count]:
             undo_document(undone, count)  # raises now, not in the next round, if they are damaged
         if stored and (signer := signer_of(stored[0][1])) not in (None, by):
             raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
         self._audit_key = key
+
+    def require_round(self, what: str, number: int) -> None:
+        """Raise RoundError if the next round is not that of a broadcast."""
+        if self.round_number != number:
+            now = f"the broadcast was for round {number}, but round {self.round_number} is next"
+            raise RoundError(f"{what}: {now}; make a new broadcast")
 
     def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
         """Return the vectors of a broadcast to some clients; ``new`` are the newcomers among them."""
@@ -423,19 +437,12 @@ class State:
         if algorithm.keeps_rows:
             self.prefetch([client for client in clients if client not in new])
 
-        def require_current(what: str) -> None:
-            if self.snapshot.round_number != number:
-                raise RoundError(
-                    f"{what}: the broadcast was for round {number}, but round {self.snapshot.round_number} "
-                    "is next; make a new broadcast"
-                )
-
         def offset(client: ClientId, out: Any) -> Any:
-            require_current("offset")
+            self.require_round("offset", number)
             return self.offset(None if client in new and client not in registry else client, out)
 
         def start(client: ClientId) -> Any:
-            require_current("start")
+            self.require_round("start", number)
             if client in new and client not in registry:
                 return sent
             return view_of(self.start_for(registry.check(client)))
@@ -811,18 +818,20 @@ class State:
             return after, ()
         before, texts = self.snapshot, []
         previous, number = before.audited, before.documents
-        if undone := [text for _, text in self.store.documents(number)]:
+        if undone := [text for _, text in self.documents(number)]:
             texts, number = [undo_document(undone, number)], number + len(undone)
             previous = digest_of_text(texts[0])
         round, key = before.round_number, self._audit_key
-        texts.append(document_of(facts, round=round, previous=previous, x=self._digests(after), key=key))
+        document = document_of(facts, round=round, previous=previous, x=self._digests(after), key=key)
+        texts.append(self.reducer.of_first(document))  # each shard has its own time
         after = after._replace(audited=digest_of_text(texts[-1]), documents=number + len(texts))
         return after, list(enumerate(texts, number))
 
     def _digests(self, after: Snapshot) -> tuple[str, str]:
         """Return the digests of the present x and of that of the next snapshot."""
-        x = digest_of_numbers(self.snapshot.x)
-        return x, x if after.x is self.snapshot.x else digest_of_numbers(after.x)
+        x = self.snapshot.x
+        ends = self.reducer.digests(x, *([] if after.x is x else [after.x]))
+        return ends[0], ends[-1]
 
     def _adopt(self, after: Snapshot, spares: tuple[Any, Any, Any]) -> None:
         """Make a committed snapshot current, in one statement, which no exception from outside can interrupt."""

@@ -512,9 +512,9 @@ def first_not_finite(y: Any, layout: Layout) -> str | None:
 
 @raises_fedcore_errors
 def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[Any]]:
-    """Return an update's counters and constants as sent; flat vectors and gradients have none."""
+    """Return an update's counters and constants as sent; flat vectors, slices and gradients have none."""
     kind, y = update.kind, update.value
-    if not layout.outside or kind == "gradient" or isinstance(y, bytes | bytearray | memoryview):
+    if not layout.outside or kind == "gradient" or isinstance(y, bytes | bytearray | memoryview | Slices):
         return {}
     return {} if hasattr(y, "__dlpack__") else layout.read_counters(y)
 

@@ -332,8 +332,9 @@ class Validator:
     Updates are decided in order. A rule compares each update with the updates accepted before it. The result does not
     depend on the batches in which updates arrive. If a rule needs a median, the first 8 updates wait and are decided as
     a group, at the latest at the end of the round. Before a robust rule, all updates wait for the end of the round, and
-    are decided in the order of the clients' ids. If examples are capped, the first 8 updates wait too, unless no cap
-    can apply to them; see ``ClaimWindow.agree``. Norms are compared in float32, as the server stores them.
+    are decided in the order of the clients' ids, in a buffer in that of arrival. If examples are capped, the first 8
+    updates wait too, unless no cap can apply to them; see ``ClaimWindow.agree``. Norms are compared in float32, as the
+    server stores them.
 
     Args:
         unit: the formula of |h_i|, for messages.
@@ -684,7 +685,7 @@ class UpdateReader:
             controls=[control],
             sources=np.array([source], np.int8),
             starts=np.array([started]),
-            digests=[digest_of_numbers(y) if settings.audit else None],
+            digests=[digest_of_numbers(self.whole(y)) if settings.audit else None],
         )
         return batch, fixed and (control is None or self._is_immutable(control))
 

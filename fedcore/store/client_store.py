@@ -445,7 +445,12 @@ class Piece(NamedTuple):
 
 
 def join(
-    path: Path, pieces: Sequence[Piece], vectors: Mapping[str, Any], state: Any, row_done: Callable[[], object]
+    path: Path,
+    pieces: Sequence[Piece],
+    vectors: Mapping[str, Any],
+    state: Any,
+    documents: Sequence[tuple[int, str]],
+    row_done: Callable[[], object],
 ) -> None:
     """Write a store of joined rows durably to a new or empty folder; after an error the folder has no store.
 
@@ -469,7 +474,7 @@ def join(
         entries = row_entries(numbers, list(rows.staged.values()), rounds, seals)
         content.adopt(entries, vectors)
         head = replace(folder.head, round=first.round, state=json.dumps(state), vectors=content.vectors.table)
-        folder.publish(Transaction(head, entries))
+        folder.publish(Transaction(head, entries, documents=documents))
 
 
 def require_alike(stores: Sequence[ClientStore]) -> None:

@@ -279,12 +279,15 @@ class ServerContract(Contract):
 
     def test_push(self, tmp_path: Path) -> None:
         """Asynchronous updates close a round at each K-th one, with the same bits (docs/asynchronous.md)."""
-        pair = self.pair(tmp_path, named("FedAvg"), policy=RoundPolicy(buffer=3, max_staleness=2, discount=0.5))
-        for _ in range(3):
-            some = [update._replace(round=max(0, pair[0].round_number - 1)) for update in updates_of(pair[0], range(5))]
-            for got, due in zip(pair[1].push(some), pair[0].push(some), strict=True):
-                same(self.seen(got), self.seen(due), "report of push")
-        same(look(pair[1]), look(pair[0]), "server after push")
+        for i, (rule, discount) in enumerate([(None, 0.5), ("trimmed-mean", 0.0)]):
+            policy = RoundPolicy(buffer=3, max_staleness=2, discount=discount)
+            pair = self.pair(tmp_path / str(i), named("FedAvg"), policy=policy, aggregation=rule)
+            for _ in range(3):
+                start = max(0, pair[0].round_number - 1)
+                some = [update._replace(round=start) for update in updates_of(pair[0], (3, 1, 1, 0, 4))]
+                for got, due in zip(pair[1].push(some), pair[0].push(some), strict=True):
+                    same(self.seen(got), self.seen(due), "report of push")
+            same(look(pair[1]), look(pair[0]), "server after push")
 
     def test_copies(self, algorithm: Algorithm, tmp_path: Path) -> None:
         """A deep copy is a separate server in memory (``copy.deepcopy``)."""

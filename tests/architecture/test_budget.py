@@ -17,20 +17,20 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_733,
-    "tests": 63_955,
-    "fedcore": 2_786,
+    "tests": 64_248,
+    "fedcore": 2_789,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_286,
-    "fedcore/cli": 1_306,
-    "fedcore/cluster": 2_102,
+    "fedcore/cli": 1_309,
+    "fedcore/cluster": 2_155,
     "fedcore/kernels": 505,
     "fedcore/model": 2_486,
-    "fedcore/server": 7_227,
+    "fedcore/server": 7_258,
     "fedcore/sim": 7_859,
     "fedcore/secure": 1_102,
-    "fedcore/testing": 1_060,
-    "fedcore/rules": 776,
-    "fedcore/store": 3_973,
+    "fedcore/testing": 1_063,
+    "fedcore/rules": 780,
+    "fedcore/store": 3_978,
 }
 
 

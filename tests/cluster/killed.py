@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import Compute, Server, algorithms, cluster, set_threads
+from fedcore import Compute, Server, Storage, algorithms, cluster, set_threads
 from fedcore.cluster import coordinator
 from fedcore.errors import ClusterError
-from tests.cluster.pairs import cohort
+from tests.cluster.pairs import audited, cohort
 from tests.cluster.processes import Processes
 from tests.kills import die_at, kill
 
@@ -38,6 +38,7 @@ def told(server):
         parts.append(np.asarray(server.total()).tobytes())
     for client in server.clients:
         parts += [server.row(client).tobytes(), server.correction(client).tobytes()]
+    parts.append(json.dumps(audited(server)).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
@@ -67,7 +68,7 @@ class Straight:
     """The run without kills, as far as it was requested."""
 
     def __init__(self, method):
-        self._server = Server(np.zeros(n, np.float32), remembering(method), N, lr=0.1)
+        self._server = Server(np.zeros(n, np.float32), remembering(method), N, lr=0.1, storage=Storage(audit=True))
         self._told = [told(self._server)]
 
     def after(self, t):
@@ -209,7 +210,9 @@ def main(folder, method, stride):
     folder = f"{folder}/{method}"
     noting(f"{folder}-notes")
     zeros = np.zeros(n, np.float32)
-    Server(zeros, remembering(method), N, lr=0.1, storage=folder, compute=Compute(shards=K)).close()
+    Server(
+        zeros, remembering(method), N, lr=0.1, storage=Storage(folder, audit=True), compute=Compute(shards=K)
+    ).close()
     seen, chance = Counter(), random.Random(1)
     for number, scenario in enumerate(scenarios()):
         if number % stride:

@@ -12,7 +12,7 @@ from fedcore.errors import FedcoreError
 from tests.kit import flat
 from tests.server import rounds
 
-METHODS = {name: options for name, options in rounds.METHODS.items() if name != "FedAWE"}  # keeps a start per client
+METHODS = rounds.METHODS
 N, n = 6, 16_384 * 7 + 1_000
 SIZES = {client: client + 1 for client in range(N)}
 
@@ -49,6 +49,12 @@ def same(one, many, clients=None, *, opened_again=False):
         assert many.correction(client).tobytes() == one.correction(client).tobytes()
     if one.client_sizes is not None:
         assert many.client_sizes.tolist() == one.client_sizes.tolist()
+
+
+def audited(server):
+    """The documents without the time and what follows from it."""
+    varying = ("finished", "previous", "signature")
+    return [{k: value for k, value in document.items() if k not in varying} for document in server.audit_log()]
 
 
 def told(report):
@@ -103,7 +109,7 @@ def one_round(server, change=lambda t, i, update: update, **options):
     with server.open_round(**options) as opened:
         for i, client in enumerate(broadcast.ids):
             rng = np.random.default_rng([t, i])
-            y = broadcast.x * np.float32(0.9) + rng.normal(size=len(broadcast.x)).astype(np.float32)
+            y = broadcast.start(client) * np.float32(0.9) + rng.normal(size=len(broadcast.x)).astype(np.float32)
             y[: server.layout.n_parameters] -= broadcast.offset(client)
             if broadcast.x_prev is not None:
                 y -= np.float32(0.1) * broadcast.x_prev

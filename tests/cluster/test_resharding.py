@@ -9,12 +9,12 @@ import shutil
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Compute, Server, Storage, cluster, files
+from fedcore import ClientStore, Compute, Model, Server, Storage, cluster, files
 from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
-from fedcore.rules import CentredClipping, NearestNeighborMixing, PrivateMean
+from fedcore.rules import CentredClipping, NearestNeighborMixing
 from fedcore.server.folder import JOURNAL, open_updates
 from fedcore.store.files import disk as system_calls
 from tests.cli.command import invoke
@@ -154,21 +154,12 @@ def test_the_journal_of_an_open_round_is_kept(tmp_path, run, shards, to, elsewhe
         assert many.open_round().clients == (0,)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(audit=True),
-        dict(aggregation=[PrivateMean(clip=1, noise=1, expected=2, rounds=9)]),
-        dict(algorithm="FedAWE"),
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_what_shards_do_not_support_is_refused_before_anything_is_written(tmp_path, options):
+def test_what_shards_do_not_support_is_refused_before_anything_is_written(tmp_path):
     """With the error of a new server in shards."""
-    options = dict(algorithm="FedAvg", clients=2, lr=0.1) | options
-    Server(X0, **flat(path=tmp_path / "one", **options)).close()
+    model, options = Model({"w": X0, "b": X0[:5]}, partial={"one": ["b"]}), dict(clients=2, lr=0.1)
+    Server(model, **flat(path=tmp_path / "one", **options)).close()
     with pytest.raises(RangeError) as error:
-        Server(X0, **flat(shards=2, **options))
+        Server(model, **flat(shards=2, **options))
     with pytest.raises(RangeError, match=re.escape(str(error.value))):
         cluster.reshard(tmp_path / "one", 2, to=tmp_path / "two")
     assert not (tmp_path / "two").exists()
@@ -460,13 +451,6 @@ def test_buffers_of_an_older_folder_stay_guarded(tmp_path, run):
             opened.add(0, bad, steps=1)
             opened.add(1, batch_norm(), steps=1)
         assert [client for client, _ in opened.report.rejected] == [0]
-
-
-def test_partial_sums_are_refused_by_name():
-    with made("FedAvg", X0, shards=2) as many:
-        opened = many.open_round()
-        with pytest.raises(RangeError, match=r"^shards=2"):
-            opened.add_partial_sum(b"", "edge")
 
 
 def test_digests_of_a_warm_start():

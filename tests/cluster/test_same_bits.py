@@ -1,29 +1,52 @@
 """A server in shards has the bits of one, whatever happens to both."""
 
+import json
+import shutil
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from threading import Thread
 
 import numpy as np
 import pytest
 
-from fedcore import Compute, RoundPolicy, Server, Storage, Update, algorithms, cluster
+from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, algorithms, cluster
 from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
-from fedcore.errors import DivergedError, RangeError, UnknownClientError
+from fedcore.errors import CheckpointError, DivergedError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import Linear
 from fedcore.rules import (
     Bulyan,
+    CapExamples,
     CentredClipping,
     ClipToMedian,
     GeometricMedian,
     Krum,
     Mean,
     NearestNeighborMixing,
+    PrivateMean,
     TrimmedMean,
 )
+from fedcore.secure import Encoding
+from fedcore.server.folder import JOURNAL
+from fedcore.server.update import digest_of_text
 from fedcore.testing import ServerContract
-from tests.cluster.pairs import METHODS, N, algorithm_of, alike, both, made, n, nearly_alike, one_round, same, told
+from tests.cli.command import invoke
+from tests.cluster.pairs import (
+    METHODS,
+    N,
+    algorithm_of,
+    alike,
+    audited,
+    both,
+    made,
+    n,
+    nearly_alike,
+    one_round,
+    same,
+    told,
+)
+from tests.kit import flat
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 SHARDS = (1, 2, 3, 7)
@@ -59,7 +82,6 @@ class TestShards(ServerContract):
     shards = 3
     algorithms = {method: algorithm_of(method) for method in METHODS}
     test_copies = None  # only servers in memory
-    test_push = None  # shards have no buffer
 
     def make_server(self, folder, *args, **options):
         compute = replace(options.pop("compute", Compute()), shards=self.shards)
@@ -336,6 +358,110 @@ def test_buffers(tmp_path, method, policy):
     many.close()
 
 
+KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("method", ["MIFA", "FedAvg"])
+def test_the_audit_log_is_that_of_one_server(tmp_path, method, key):
+    """Also of changes, slices, rejected updates, another number of shards and the folder of one server."""
+    run, signed = tmp_path / "run", dict(audit=True, audit_key=key)
+    options = dict(lr=0.1, **flat(max_norm=1e6))
+    one = Server(X0, method, N, storage=Storage(**signed), **options)
+    folder = Server(X0, method, N, storage=Storage(tmp_path / "one", **signed), **options)
+    many = Server(X0, method, N, storage=Storage(run, **signed), compute=Compute(shards=3), **options)
+
+    def go_on(*servers):
+        for server in servers:
+            if method == "MIFA" and not server.round_number:
+                server.warm_start({1: X0, 3: -X0})
+            server.add_clients([f"new {server.round_number}"])
+            report = one_round(server, liars)
+            assert report.audited == digest_of_text(json.dumps(server.audit_log()[-1], sort_keys=True))
+            server.change(lr=0.2 / (server.round_number + 1))
+            one_round(server, liars)
+            server.replace_x(server.x + np.float32(1))
+            server.remove_client(0) if 0 in server.clients else None
+            assert audited(server) == audited(one)
+
+    go_on(one, folder, many)
+    with many.open_round() as opened:
+        y = many.x + np.float32(1)
+        opened.add(1, cluster.Slices([y[a:b] for a, b, _ in many._backend.ranges]), steps=2)
+    for server in (one, folder):
+        server.round([Update(1, y, 2)])
+    assert audited(many) == audited(one)
+    with pytest.raises(FedcoreError):  # the shards of a change that fails leave no document
+        many.warm_start({1: X0})
+    for shards in (5, 2):
+        many.close()
+        cluster.reshard(run, shards)
+        texts = invoke("store", "audit", run, "--export", tmp_path / "log").output
+        with pytest.raises((CheckpointError, RangeError), match="audit=False" if key is None else "is signed by"):
+            Server.load(run, storage=Storage(audit=False))
+        many = Server.load(run, storage=Storage(audit_key=key))
+        assert many.audit_log()[-1] == json.loads((tmp_path / "log").read_text().splitlines()[-1])
+        assert digest_of_text(json.dumps(many.audit_log()[-1], sort_keys=True)) in texts
+        go_on(one, folder, many)
+    many.close()
+    folder.close()
+    assert invoke("store", "verify", run).status == 0
+    # The last transaction of one server is undone; the shards have the document of the undo.
+    options = dict(storage=Storage(tmp_path / "one", keep_previous=True, audit_key=key))
+    with Server.load(tmp_path / "one", **options) as folder:
+        folder.change(lr=0.5)
+    assert invoke("store", "undo", tmp_path / "one").status == 0
+    cluster.reshard(tmp_path / "one", 2, to=tmp_path / "cut")
+    with (
+        Server.load(tmp_path / "one", storage=Storage(audit_key=key)) as folder,
+        Server.load(tmp_path / "cut", storage=Storage(audit_key=key)) as many,
+    ):
+        assert many.audit_log() == folder.audit_log()
+        assert many.audit_log()[-1]["what"] == "an undo"
+        for server in (folder, many):
+            one_round(server)
+        assert audited(many) == audited(folder)
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_shard_that_is_ahead_leaves_no_document(tmp_path, journal):
+    """A crash between the commits of two shards; the journal has the slices of the round, which is run again."""
+    one, many = (
+        Server(
+            X0, "MIFA", N, lr=0.1, storage=Storage(path, audit=True, journal=journal), compute=Compute(shards=shards)
+        )
+        for path, shards in ((tmp_path / "one", None), (tmp_path / "run", 3))
+    )
+    for server in (one, many):
+        one_round(server)
+    many.save(tmp_path / "before")
+    y = X0 + np.float32(2)
+    opened = many.open_round()
+    assert opened.add(2, cluster.Slices([y[a:b] for a, b, _ in many._backend.ranges]), steps=3)
+    if journal:
+        shutil.copytree(tmp_path / "run" / JOURNAL, tmp_path / "journal")
+    opened.finish()
+    many.close()
+    manifest = json.loads((tmp_path / "before" / "cluster.json").read_text())
+    shutil.rmtree(tmp_path / "run" / "shard-1")
+    shutil.copytree(tmp_path / "before" / manifest["shards"][1]["folder"], tmp_path / "run" / "shard-1")
+    if journal:
+        shutil.rmtree(tmp_path / "run" / JOURNAL)
+        shutil.copytree(tmp_path / "journal", tmp_path / "run" / JOURNAL)
+    with Server.load(tmp_path / "run") as many:
+        assert audited(many) == audited(one)
+        with many.open_round() as opened:
+            assert opened.clients == (2,) * journal
+            if not journal:
+                opened.add(2, y, steps=3)
+        one.round([Update(2, y, 3)])
+        assert audited(many) == audited(one)
+        same(one, many, opened_again=True)
+    cluster.reshard(tmp_path / "run", 2)
+    with Server.load(tmp_path / "run") as many:
+        assert audited(many) == audited(one)
+
+
 def test_weights_of_a_mean():
     weights = Mean({client: client + 0.5 for client in range(N)})
     one, many = made("FedAvg", X0, aggregation=[weights]), made("FedAvg", X0, shards=3, aggregation=[weights])
@@ -381,3 +507,137 @@ def test_slices_that_the_caller_changes_or_that_are_not_finite():
         opened.add(1, cluster.Slices([bad[a:b].tobytes() for a, b, _ in many._backend.ranges]), steps=1)
     assert [client for client, _ in opened.report.rejected] == [1]
     assert many.x.tobytes() == (X0 + ((X0 + np.float32(1)) - X0)).tobytes()
+
+
+def sums_of_edges(server, upper, clients, t):
+    """The partial sum of some clients of a server in the state of the upper one."""
+    with server.open_round() as opened:
+        for i in clients:
+            rng = np.random.default_rng([t, i])
+            y = upper + np.float32(10.0 ** -rng.integers(6)) * rng.normal(size=len(upper)).astype(np.float32)
+            control = rng.normal(size=server.layout.n_parameters).astype(np.float32)
+            y[-1] = np.nan if i == 3 else y[-1]
+            own = {"control": control} if server.algorithm.sends_row_change else {}
+            opened.add(i, y, steps=2, examples=5 + i, **own)
+        return opened.partial_sum()
+
+
+@pytest.mark.parametrize("method", [algorithms.FedAvg(), algorithms.SCAFFOLD(placement="client")], ids=str)
+def test_partial_sums(method):
+    """A tree of sharded servers sends and joins the bytes of one of plain ones, and rejects the same sums."""
+    model = {"w": X0, "running_mean": np.ones(30, np.float32)}
+    options = dict(lr=0.1, limits=Limits(max_norm=1e6), aggregation=[CapExamples(2)])
+
+    def made_in(shards, clients=N):
+        return Server(model, method, clients, compute=Compute(shards=shards, accumulator="exact"), **options)
+
+    (one, many), relays, edges = (tuple(made_in(k) for k in (None, 3)) for _ in range(3))
+    for t in range(2):
+        x = one.x
+        sent = [sums_of_edges(edge, x, clients, t) for edge, clients in zip(edges, ([0, 1, 2], [3, 4]), strict=True)]
+        assert sent[0].to_bytes() == sums_of_edges(edges[1], x, [0, 1, 2], t).to_bytes()
+        joined = []
+        for relay in relays:
+            with relay.open_round() as opened:
+                for partial in sent:
+                    opened.add_partial_sum(partial.to_bytes(), "edge")
+                joined.append(opened.partial_sum().to_bytes())
+        assert joined[0] == joined[1]
+        bad = replace(sent[0], high=sent[0].high + 2**30), replace(sent[0], made_under="0"), replace(sent[0], round=9)
+        full = replace(sent[0], high=np.where(np.arange(len(x)) == n - 1, 2**62, sent[0].high))
+        reports = []
+        for server in (one, many):
+            with server.open_round() as opened:
+                opened.add(5, x + np.float32(1), steps=1, examples=5, control=np.ones(n, np.float32))
+                for partial in (*bad, full, joined[0], sent[1]):
+                    opened.add_partial_sum(partial, "edge")
+            reports.append(opened.report)
+        alike(*reports)
+        assert reports[0].accepted == (0, 1, 2, 4, 5), reports[0].rejected
+        assert len(reports[0].rejected) == 6
+        for server in (*edges, *relays):  # they follow the upper server
+            server.replace_x(one.x)
+            server.round([])
+    same(one, many)
+
+
+def test_a_sum_that_overflows_in_one_shard_changes_none(monkeypatch):
+    monkeypatch.setattr("fedcore.server.partial._require_length", lambda *_: None)
+    one, many = (Server(X0, "FedAvg", N, lr=0.1, compute=Compute(shards=k, accumulator="exact")) for k in (None, 3))
+    edge = Server(X0, "FedAvg", N, lr=0.1, compute=Compute(accumulator="exact"))
+    first, second, third = (sums_of_edges(edge, X0, [i], 0) for i in range(3))
+    first.high[-1] = second.high[-1] = 3 * 2**60
+    for server in (one, many):
+        with server.open_round() as opened:
+            for partial in (first, second, third):
+                opened.add_partial_sum(partial, "edge")
+        assert opened.report.accepted == (0, 2)
+    same(one, many)
+
+
+def test_masked_sums():
+    one, many = (
+        Server(
+            *(X0, "FedAvg", N),
+            lr=0.1,
+            limits=Limits(max_norm=1e3, max_examples=9, max_steps=4),
+            compute=Compute(shards=k, accumulator="exact"),
+        )
+        for k in (None, 3)
+    )
+    for _ in range(2):
+        encodings = [Encoding.of(server, clients=3) for server in (one, many)]
+        assert encodings[0] == encodings[1]
+        x = one.x
+        words = [encodings[0].encode(x, x + np.float32(0.1) * X0, steps=2, examples=i + 1) for i in range(3)]
+        for server, encoding in zip((one, many), encodings, strict=True):
+            with server.open_round() as opened:
+                opened.add_partial_sum(encoding.partial_sum(server, sum(words).view(np.int64), (0, 2, 4)), "sums")
+            assert opened.report.accepted == (0, 2, 4)
+    same(one, many)
+
+
+@pytest.mark.parametrize(("quantile", "masked"), [(None, False), (0.5, False), (None, True)])
+def test_private_rounds(tmp_path, quantile, masked):
+    """With a seed, the bits of one server; without, each shard draws noise of its own, of the whole sum's deviation."""
+    options = dict(clip=40.0, noise=0.5, expected=4, quantile=quantile)
+    compute = {"accumulator": "exact"} if masked else {}
+
+    def made_in(shards, path=None, **seed):
+        rules, storage = [PrivateMean(**options, **seed)], None if path is None else Storage(path, audit=True)
+        more = dict(compute=Compute(shards=shards, **compute), policy=RoundPolicy(min_clients=4 * masked))
+        return Server(X0, "FedAvg", N, lr=0.1, aggregation=rules, storage=storage, **more)
+
+    def both_rounds(*servers):
+        reports = []
+        for server in servers:
+            x, rng = server.x, np.random.default_rng(server.round_number)
+            vectors = [x + np.float32(0.05 * (i + 1)) * rng.normal(size=n).astype(np.float32) for i in range(5)]
+            reports.append(server.round([Update(i, y, 2) for i, y in enumerate(vectors)]))
+        return reports
+
+    if not masked:
+        one, many = made_in(None, seed=3), made_in(3, tmp_path / "run", seed=3)
+        for shards in (5, 2):
+            alike(*(replace(report, audited=None) for report in both_rounds(one, many)))
+            many.close()
+            cluster.reshard(tmp_path / "run", shards)
+            many = Server.load(tmp_path / "run")
+            same(one, many, opened_again=True)
+        assert all(update.keys() == {"client", "start"} for update in many.audit_log()[-1]["updates"])
+        many.close()
+    found = []
+    for server in (made_in(None), made_in(3)):
+        if masked:
+            encoding = Encoding.of(server, clients=4, colluding=0)
+            words = [encoding.encode(X0, X0, steps=1) for _ in range(4)]
+            with server.open_round() as opened:
+                opened.add_partial_sum(encoding.partial_sum(server, sum(words).view(np.int64), (0, 1, 2, 3)), "sums")
+        else:
+            server.round([Update(i, X0, 1) for i in range(5)])
+        assert server.privacy.rounds == 1
+        found.append(server.x.astype(np.float64) - X0)
+    slices = [found[1][a:b] for a, b, _ in server._backend.ranges]
+    assert [part.std() for part in slices] == pytest.approx([found[0].std()] * 3, rel=0.03)
+    least = min(map(len, slices))
+    assert all(abs(np.corrcoef(a[:least], b[:least])[0, 1]) < 0.05 for a, b in pairwise(slices))

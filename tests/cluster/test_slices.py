@@ -177,18 +177,19 @@ def test_a_worker_that_lies(one_by_one, shards):
         alike(*(replace(one, rejected=tuple(sorted(one.rejected))) for one in (report, other)))
 
 
-def test_a_journal_gets_whole_vectors(one_by_one, shards, tmp_path):
-    """The coordinator writes it, so workers neither get nor send slices; the bits are the same."""
-    storage, xs = Storage(tmp_path / "run", journal=True), []
-    for options in (dict(compute=shards, storage=storage), {}):
-        engine = one_by_one.there if options else one_by_one.here
+def test_a_journal_and_an_audit_get_slices_too(one_by_one, shards, tmp_path):
+    """The coordinator gathers them; the bits are the same."""
+    storage, xs, digests = Storage(tmp_path / "run", journal=True, audit=True), [], []
+    for options in (dict(compute=shards, storage=storage), dict(storage=Storage(audit=True))):
+        engine = one_by_one.there if "compute" in options else one_by_one.here
         with Server(normed(), "SCAFFOLD", clients=6, lr=0.1, **options) as server:
             for _ in range(2):
                 broadcast = server.broadcast(range(6))
-                assert broadcast.slices is None
+                assert (broadcast.slices is not None) == ("compute" in options)
                 assert server.round(engine.updates(broadcast)).accepted == tuple(range(6))
             xs.append(server.x.tobytes())
-    assert xs[0] == xs[1]
+            digests.append([document["updates"] for document in server.audit_log()])
+    assert (xs[0], digests[0]) == (xs[1], digests[1])
 
 
 @pytest.mark.parametrize("what", ["value", "control"])

@@ -13,11 +13,20 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from fedcore import RoundPolicy, Server, Storage, Update
+from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import FedAsync, FedAvg, FedVARP
 from fedcore.algorithms.optimizers import SGD
 from fedcore.errors import RangeError
-from fedcore.rules import CountOnce, RejectLong
+from fedcore.rules import (
+    Bucketing,
+    ClipToMedian,
+    CountOnce,
+    GeometricMedian,
+    Krum,
+    NearestNeighborMixing,
+    RejectLong,
+    TrimmedMean,
+)
 from fedcore.server import report
 from fedcore.server.folder import open_updates
 from fedcore.store.inspect import state_of
@@ -312,6 +321,72 @@ def test_a_buffer_survives_kills_with_the_same_bits(kills, tmp_path):
     assert np.array_equal(again.x, straight.x)
 
 
+ROBUST = {
+    "median": "median",
+    "Krum": "krum",
+    "buckets of mixed": [NearestNeighborMixing(1), Bucketing(2), GeometricMedian()],
+    "long ones clipped": [ClipToMedian(), TrimmedMean(1)],
+    "one of each client": [CountOnce(), Krum(1)],
+}
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedVARP"])
+@pytest.mark.parametrize("shards", [None, 3])
+@pytest.mark.parametrize("rule", ROBUST.values(), ids=ROBUST)
+def test_a_robust_rule_sees_the_updates_of_a_buffer_as_those_of_as_many_clients(rule, shards, method, tmp_path):
+    """In the order of arrival, late ones too: a plain round of other clients has the same bits, also after a crash."""
+    clients = [4, 0, 3, 1, 2] if rule == ROBUST["one of each client"] else [4, 1, 1, 0, 1]
+    has_rows, bound, n = method == "FedVARP", Limits(max_norm=1e6), 40_000
+    clients = range(5) if has_rows else clients
+    options = dict(lr=0.1, aggregation=rule, limits=bound)
+    policies = [RoundPolicy(max_staleness=2, buffer=5), RoundPolicy(max_staleness=2)]
+    buffers = [
+        Server(np.zeros(n, np.float32), method, 6, **options, policy=policies[0], storage=storage, compute=compute)
+        for storage, compute in (
+            (None, Compute(shards=shards)),
+            (Storage(tmp_path / "s", journal=True), Compute(shards=shards)),
+        )
+    ]
+    plain = Server(np.zeros(n, np.float32), method, 6 if has_rows else 15, **options, policy=policies[1])
+    for t in range(3):
+        rng = np.random.default_rng(t)
+        vectors = [rng.normal(1 + 30 * (i == 1), 1, n).astype(np.float32) for i in range(5)]
+        starts = [t] * 5 if has_rows else [t, t, max(0, t - 1), max(0, t - 2), t]
+        sent = [Update(*some, 2, round=at) for *some, at in zip(clients, vectors, starts, strict=True)]
+        [pushed] = buffers[0].push(sent)
+        reports = []
+        for update in sent:
+            buffers[1].close()
+            buffers[1] = Server.load(tmp_path / "s")
+            reports += buffers[1].push([update])
+        due = plain.round([one._replace(client=i) for i, one in enumerate(sent, start=0 if has_rows else 5 * t)])
+        assert pushed.accepted == reports[0].accepted == tuple(update.client for update in sent)
+        assert (pushed.norms.tolist(), pushed.ages.tolist()) == (due.norms.tolist(), due.ages.tolist())
+        assert buffers[0].x.tobytes() == plain.x.tobytes()
+        assert buffers[1].x.tobytes() == plain.x.tobytes()
+    for server in buffers:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "policy", [dict(buffer=4), dict(buffer=9, deadline=9), dict(buffer=9, deadline=9, min_clients=4)]
+)
+def test_a_buffer_that_may_close_with_too_few_updates_for_its_rule_is_refused(policy):
+    good = RoundPolicy(buffer=5)
+    for make in (
+        lambda **options: Server(numbers(0), clients=3, lr=0.1, **options),
+        lambda policy, aggregation: Server(numbers(0), clients=3, lr=0.1, policy=policy).change(
+            aggregation=aggregation
+        ),
+        lambda policy, aggregation: Server(numbers(0), clients=3, lr=0.1, aggregation=aggregation).change(
+            policy=policy
+        ),
+    ):
+        make(policy=good, aggregation="krum")
+        with pytest.raises(RangeError, match="needs at least 5 updates"):
+            make(policy=RoundPolicy(**policy), aggregation="krum")
+
+
 def test_an_update_of_a_removed_client_is_listed():
     server = Server(numbers(0), FedAvg("uniform"), 3, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=2))
     server.remove_client(1)
@@ -320,9 +395,10 @@ def test_an_update_of_a_removed_client_is_listed():
     assert report.rejected == ((1, "client: not registered"),)
 
 
-def test_updates_that_a_median_rejects_do_not_fill_a_buffer():
+@pytest.mark.parametrize("last", [[], [TrimmedMean(1)]])
+def test_updates_that_a_median_rejects_do_not_fill_a_buffer(last):
     policy = RoundPolicy(buffer=4, min_clients=4, max_staleness=2)
-    server = Server(numbers(0, 0), FedAvg("uniform"), 5, lr=0.1, aggregation=[RejectLong(2)], policy=policy)
+    server = Server(numbers(0, 0), FedAvg("uniform"), 5, lr=0.1, aggregation=[RejectLong(2), *last], policy=policy)
     [report] = server.push([Update(i, numbers(1, 100 * (i == 1)), 1, round=0) for i in range(5)])
     assert (report.accepted, report.closed) == ((0, 2, 3, 4), "buffer")
 

@@ -144,7 +144,7 @@ def test_an_invalid_document_is_an_error(tmp_path, text):
     ) as server:
         server.round([Update(0, np.ones(4, np.float32), 1)])
         audited = digest_of_text(text)
-        server._backend.store.documents = lambda: [(0, text)]
+        server._backend.store.documents = lambda first=0: [(0, text)]
         server._backend.snapshot = server._backend.snapshot._replace(audited=audited, documents=1)
         with pytest.raises(CorruptionError, match=r"^audit\b"):
             server.audit_log()

@@ -201,7 +201,7 @@ def test_combines():
     [
         *(("Krum", "PrivateMean"), ("Median", "Krum"), ("edges", "Median"), ("Mean(weights)", "Median")),
         *(("ClipToMedian", "PrivateMean"), ("Bucketing", "PrivateMean"), ("Bucketing", "Mean(weights)")),
-        *(("Bucketing", "buffer"), ("masked sums", "Krum"), ("PrivateMean(rate)", "buffer"), ("edges", HALVES())),
+        *(("Bucketing", "exact sums"), ("masked sums", "Krum"), ("PrivateMean(rate)", "buffer"), ("edges", HALVES())),
         *((Median(), MIFA()), (Median, "MIFA"), ("fedcore.rules:Median", "fedcore.algorithms:MIFA")),
         (Mean({0: 1.0}), "MIFA"),
     ],
