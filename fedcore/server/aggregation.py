@@ -465,6 +465,12 @@ class Sum:
         ``words`` are in host memory, and ``changes`` too, the sum of the changes of rows. Cost: reads 32 n bytes and
         writes 16 n; 16 n bytes of memory more on a device; twice that with ``changes``.
         """
+        if fits := self.try_join(words, changes):
+            self.accept(batch)
+        return fits
+
+    def try_join(self, words: ExactSum, changes: ExactSum | None = None) -> bool:
+        """Add an exact sum into the spare sums, for ``accept``; return False on overflow. See ``join``."""
         self._zero()
         fits = True
         for value, spare, more in (
@@ -476,9 +482,7 @@ class Sum:
             if (device := device_of(value.high)) != CPU:
                 more = more.copied(device=device)
             fits &= kernels.combine_exact([value, more], [1, 1], spare) is not None
-        if fits := self._reducer.agree(fits):
-            self.accept(batch)
-        return fits
+        return self._reducer.agree(fits)
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """Return copies in host memory of the exact sum over parameters and buffers, and of that of the changes."""

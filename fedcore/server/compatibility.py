@@ -30,6 +30,7 @@ FEATURES: dict[str, Callable[[Settings, Storage, Compute], Any]] = {
     "shards": lambda s, at, on: on.is_sharded and (on.shards or True),
     "no shards": lambda s, at, on: not on.is_sharded,
     "partial updates": lambda s, at, on: bool(s.layout.groups),
+    "fixed groups": lambda s, at, on: bool(s.layout.groups) and s.algorithm.counts_absent and s.algorithm,
     "counters": lambda s, at, on: ", ".join(piece.name for piece in s.layout.counters),
     "float buffers": lambda s, at, on: s.layout.n > s.layout.n_parameters,
     "folders": lambda s, at, on: at.folders is not None,
@@ -114,7 +115,7 @@ _STORE, _ELEMENTWISE = "pass storage=Storage(path=...)", "use another, or set el
 _BOUND = "put ClipToMedian() or RejectLong() before the rule, or set Limits(max_norm=)"
 _UNITS = "pass a server_lr, or the rule RejectLong, which measures each by its own median"
 _SUMS = "use a method such as FedAvg, FedProx or FedAvgM, or clients that keep their rows"
-_PRIVATE, _GRADIENTS = "use FedAvg, FedProx or FedAvgM", "use SCAFFOLD, MIFA, or a method whose name ends in -VR"
+_ROWLESS, _GRADIENTS = "use FedAvg, FedProx or FedAvgM", "use SCAFFOLD, MIFA, or a method whose name ends in -VR"
 _CHECKPOINT = "the folder keeps one earlier state, that of the last checkpoint, so an undo cannot go back one round"
 _MASKED = "use Mean(), or masked sums with noise (fedcore.secure)"
 
@@ -145,7 +146,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("robust rule", "exact sums", "they do not keep the updates", "use float sums, or Mean()"),
     ("min_share|grace", "buffer", "a buffer closes by its number of updates"),
     ("discount", "robust rule|more than sums|total", "it only scales terms of a sum", "use FedAvg, or no discount"),
-    ("PrivateMean", "more than the mean", "only the mean of the updates has noise", _PRIVATE),
+    ("PrivateMean", "more than the mean", "only the mean of the updates has noise", _ROWLESS),
     ("PrivateMean", "step length of the clients", "the length has no noise", "pass server_lr"),
     ("PrivateMean", "float buffers|counters", "they get no noise", "use layers such as GroupNorm"),
     ("PrivateMean", "device", UNWRITTEN, "leave device out"),
@@ -158,7 +159,9 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("warm_start", "no start from gradients", "the method has no row or direction for them", _GRADIENTS),
     ("more than sums", "partial sums", "the method needs rows, second vectors or shares", _SUMS),
     ("Mean(weights)", "partial sums", "an edge weights its updates by the method", "use Mean()"),
-    ("partial updates|counters", "partial sums"),
+    ("counters", "partial sums"),
+    ("fixed groups", "partial sums", "an edge does not know the groups that a client's first update fixed", _ROWLESS),
+    ("partial updates", "masked sums", "masks hide which groups a client sends"),
     ("journal", "partial sums", "it keeps single updates", "leave it out; after a crash an edge sends its sum again"),
     ("buffer", "partial sums", "its K may end within a sum, and a sum has no late updates", "use synchronous rounds"),
     ("PrivateMean", "edges", "it clips each update, and a partial sum has none", _MASKED),

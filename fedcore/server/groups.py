@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedcore.arrays import F32, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of, zeros
+from fedcore.arrays import F32, F64, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of, zeros
 from fedcore.errors import CheckpointError, RangeError, ShapeError
 from fedcore.files import part_of, require_same
+from fedcore.kernels import ExactSum
 from fedcore.options import Compute, Settings, Storage
 from fedcore.rules import Chain
 from fedcore.rules.private import Ledger
@@ -31,6 +32,7 @@ from fedcore.server.opening import (
     resumed_state,
     saved_rows,
 )
+from fedcore.server.partial import cut_sum
 from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
 from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery, X
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
@@ -187,6 +189,32 @@ class GroupSums:
         shared: dict[str, Any] = {"W": private.expected, "ledger": ledger}
         return [(result._replace(A=layout.cut(A, name), **shared), part) for name, (result, part) in named.items()]
 
+    def join(self, words: ExactSum, batch: UpdateBatch, _: Any, squares: F64) -> bool:
+        """See ``Sum``; ``squares`` is ``PartialSum.group_squares``. If one group overflows, no group changes."""
+        layout, of = self._state.settings.layout, [*zip(self._sums, squares, squares >= 0, strict=True)]
+        parts = [(name, batch.chosen(has), own[has]) for name, own, has in of if has.any()]
+        if not all(self._sums[name].try_join(cut_sum(layout, words, name)) for name, _, _ in parts):
+            return False
+        for name, part, own in parts:
+            self._sums[name].accept(part)
+            self._keep(name, part, own)
+        return True
+
+    def words(self) -> tuple[ExactSum, None]:
+        """See ``Sum``."""
+        layout: Any = self._state.settings.layout
+        parts = zip(*(own.words()[0] for own in self._sums.values()), strict=True)
+        words = (layout.join(dict(zip(self._sums, of, strict=True)), empty(layout.n, np.int64)) for of in parts)
+        return ExactSum(*words), None
+
+    def squares_of(self, clients: Sequence[ClientId]) -> F64:
+        """Return ``PartialSum.group_squares`` of the folded updates."""
+        at, squares = {client: i for i, client in enumerate(clients)}, np.full((len(self._sums), len(clients)), -1.0)
+        for own, parts in zip(squares, self._folded.values(), strict=True):
+            for part in parts:
+                own[[at[client] for client in part.clients]] = part.squares
+        return squares
+
     def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
         if len(part):
             discounts = part.discounts(self._state.settings.policy, self._state.round_number)
@@ -261,6 +289,15 @@ class GroupedState(State):
         self.abandon()
         self._admit(newcomers)
         return GroupSums(self, newcomers)
+
+    def start_from(self, x: F32, round: int) -> None:
+        """See ``State``."""
+        for name, group in self.groups.items():
+            part = self.settings.layout.cut(x, name)
+            freeze(part)
+            group.start_from(part, round)
+        self.snapshot = self.snapshot._replace(round_number=round)
+        self._refresh()
 
     def buffers_square(self) -> float:
         """See ``State``."""

@@ -14,9 +14,10 @@ from fedcore.algorithms import Claims
 from fedcore.arrays import F64, empty, to_host
 from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, combined_square, read_exact
+from fedcore.model import Layout
 from fedcore.options import Settings, describe
 from fedcore.rules.windows import as_float32
-from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Sum, UpdateBatch, longest_term
+from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, UpdateBatch, longest_term
 from fedcore.server.requests import ModelVector
 from fedcore.server.state import State
 from fedcore.server.update import raises_fedcore_errors
@@ -69,6 +70,8 @@ class PartialSum(Represented):
         rejected: (client, reason) of each rejected update.
         received: the bytes that the clients sent.
         flags: (index of the client, name, bytes) of each flag in the clients' models.
+        group_squares: float64[groups, k], |h_i|^2 over each group of tensors, or -1 if the client did not send it;
+            ``squares`` is their sum. None without partial updates.
     """
 
     round: int
@@ -88,6 +91,7 @@ class PartialSum(Represented):
     changes: ExactSum | None = None
     noise: float = 0.0
     flags: tuple[tuple[int, str, bytes], ...] = ()
+    group_squares: F64 | None = None
 
     @property
     def sum(self) -> ExactSum:
@@ -101,7 +105,7 @@ class PartialSum(Represented):
     def to_bytes(self) -> bytes:
         """Return the partial sum as a message: a header in JSON, and the arrays, little-endian.
 
-        Cost: 16 n + 56 k bytes, and 16 n more with ``changes``.
+        Cost: 16 n + 56 k bytes, and 16 n more with ``changes``, or 8 k for each group.
         """
         header = {
             "round": self.round,
@@ -113,8 +117,9 @@ class PartialSum(Represented):
             "received": self.received,
             "flags": [(i, name, value.hex()) for i, name, value in self.flags],
         }
-        text = json.dumps(header).encode()
-        columns = [getattr(self, name).astype("<f8").tobytes() for name in COLUMNS]
+        groups = [] if self.group_squares is None else [*self.group_squares]
+        text = json.dumps(header | ({"groups": len(groups)} if groups else {})).encode()
+        columns = [column.astype("<f8").tobytes() for column in [*(getattr(self, name) for name in COLUMNS), *groups]]
         words = [words.astype("<i8", copy=False).tobytes() for words in self._words]
         return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *columns, *words])
 
@@ -137,6 +142,7 @@ class PartialSum(Represented):
             header = json.loads(bytes(message[start : start + size]))
             round, n, received = (check_integer(name, header[name], 0) for name in ("round", "n", "received"))
             p = None if header.get("changes") is None else check_integer("changes", header["changes"], 0)
+            groups = check_integer("groups", header.get("groups", 0), 0, n)
             if not isinstance(header["clients"], list):
                 raise TypeError("clients: must be a list")
             clients, made_under = tuple(map(canonical, header["clients"])), str(header["made_under"])
@@ -144,15 +150,16 @@ class PartialSum(Represented):
             flags = tuple((i, name, bytes.fromhex(value)) for i, name, value in header.get("flags", ()))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArrayError(f"partial: the header is malformed: {error!r}") from None
-        k, at = len(clients), start + size
-        if len(message) - at != (size := 8 * len(COLUMNS) * k + 16 * (n + (p or 0))):
+        k, at, rows = len(clients), start + size, len(COLUMNS) + groups
+        if len(message) - at != (size := 8 * rows * k + 16 * (n + (p or 0))):
             raise ArrayError(
                 f"partial: expected {size} bytes of arrays for {k} clients and n = {n}, got {len(message) - at}"
             )
         # The arrays are copied: the message may be unaligned, and its sender may still change it.
-        columns = np.frombuffer(message, "<f8", len(COLUMNS) * k, at).reshape(len(COLUMNS), k).astype(np.float64)
+        columns = np.frombuffer(message, "<f8", rows * k, at).reshape(rows, k).astype(np.float64)
         words = np.frombuffer(message, "<i8", -1, at + columns.nbytes).astype(np.int64)
-        values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
+        values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=False))
+        values["group_squares"] = columns[len(COLUMNS) :] if groups else None
         values["changes"] = None if p is None else ExactSum(words[2 * n : 2 * n + p], words[2 * n + p :])
         more: dict[str, Any] = {"rejected": rejected, "received": received, "flags": flags}
         return cls(round, made_under, words[:n], words[n : 2 * n], clients, **values, **more)
@@ -183,7 +190,8 @@ def fingerprint(settings: Settings, state: State) -> str:
     method = describe("algorithm", settings.algorithm) or {}
     if "class" in method:  # the name and repr of a user's class may differ between processes
         method = {key: method[key] for key in ("class", "options")}
-    facts = [GRID, method, settings.layout.to_state(), settings.averages_models, list(settings.nonnegative)]
+    kept = [name for own in state.states for name in own.settings.nonnegative]
+    facts = [GRID, method, settings.layout.to_state(), settings.averages_models, kept]
     parts: list[Any] = [json.dumps(fact, sort_keys=True).encode() for fact in facts]
     parts.append(np.ascontiguousarray(to_host(state.read(ModelVector("sent", rounded=True)))).data)
     return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in parts)
@@ -205,7 +213,7 @@ class PartialSums:
 
     def join(
         self,
-        total: Sum,
+        total: Any,
         partial: PartialSum | bytes,
         own: set[ClientId] | None,
         known: set[ClientId],
@@ -235,7 +243,8 @@ class PartialSums:
                 raise RangeError(f"weights: they differ from those that the method computes from the claims {how}")
             if (reason := settle(batch)) is not None:
                 return reason
-            if not total.join(sent.sum, batch, sent.changes):
+            of_groups = () if sent.group_squares is None else (sent.group_squares,)
+            if not total.join(sent.sum, batch, sent.changes, *of_groups):
                 raise RangeError("high: the round's exact sum would overflow")
         except FedcoreError as error:
             return rejection_reason(error)
@@ -256,14 +265,19 @@ class PartialSums:
         n, p, k = settings.layout.n, settings.layout.n_parameters, len(partial.clients)
         if partial.round != number:
             raise RangeError(f"round={partial.round}: the open round is {number}")
-        shapes = dict.fromkeys(("high", "low"), (np.int64, n)) | dict.fromkeys(COLUMNS, (np.float64, k))
+        layout, squares = settings.layout, partial.group_squares
+        shapes: dict[str, Any] = dict.fromkeys(("high", "low"), (np.int64, n))
+        shapes |= dict.fromkeys(COLUMNS, (np.float64, k))
+        shapes |= {"group_squares": (np.float64, len(layout.groups), k)} if layout.groups else {}
+        if squares is not None and not layout.groups:
+            raise ArrayError("group_squares: must be None without partial updates")
         if isinstance(changes := partial.changes, ExactSum) != settings.algorithm.sends_row_change:
             raise ArrayError("changes: must be an ExactSum if clients keep their rows and send the changes, else None")
         arrays = [(name, getattr(partial, name), *shape) for name, shape in shapes.items()]
-        for name, array, dtype, length in [*arrays, *(("changes", words, np.int64, p) for words in changes or ())]:
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
+        for name, array, dtype, *shape in [*arrays, *(("changes", words, np.int64, p) for words in changes or ())]:
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != tuple(shape):
                 got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
-                raise ArrayError(f"{name}: expected {np.dtype(dtype).name}[{length}], got {got}")
+                raise ArrayError(f"{name}: expected {np.dtype(dtype).name}{shape}, got {got}")
         theirs = partial.made_under.split(" ")
         if others := [what for what, own in zip(PARTS, self.made_under.split(" "), strict=True) if own not in theirs]:
             raise RangeError(f"made_under: the edge and this server differ in {', in '.join(others)}")
@@ -289,10 +303,16 @@ class PartialSums:
         for low in (partial.low, *(changes or ())[1:]):
             if len(low) and not 0 <= int(low.min()) <= int(low.max()) < 1 << 50:
                 raise RangeError("low: the words must be in 0..2^50 - 1")
+        parts = [(partial.sum, p, partial.squares)]
+        if squares is not None:
+            sums = (cut_sum(layout, partial.sum, name) for name in layout.groups)
+            parts = [*zip(sums, (own.n_parameters for own in layout.of_groups.values()), squares, strict=True)]
         # Clients do not report the norm of their buffers' change: each may be as long as the longest update.
-        _require_length("high", partial.sum.cut(slice(0, p)), np.abs(partial.weights) * np.sqrt(partial.squares))
-        buffers = np.full(int(partial.has_buffers.sum()), longest)
-        _require_length("high of buffers", partial.sum.cut(slice(p, None)), buffers)
+        for words, of, own in parts:
+            has = own >= 0
+            _require_length("high", words.cut(slice(0, of)), np.abs(partial.weights[has]) * np.sqrt(own[has]))
+            buffers = np.full(int(partial.has_buffers[has].sum()), longest)
+            _require_length("high of buffers", words.cut(slice(of, None)), buffers)
         if changes is not None:
             most = longest if limits.max_norm is None else min(longest, limits.max_norm)
             _require_length("changes", changes, np.full(k, most))
@@ -330,31 +350,37 @@ class PartialSums:
 
     def _bounds(self, partial: PartialSum, longest: float) -> Iterator[Bound]:
         """Yield the interval of each column; later intervals depend on earlier columns."""
-        settings, limits = self._settings, self._settings.asked
-        steps = partial.steps
+        settings, limits, steps = self._settings, self._settings.asked, partial.steps
+        total, longest_part = [0, LARGEST], partial.squares
+        if (squares := partial.group_squares) is not None:
+            for own in squares:
+                yield "group_squares", np.where(own == -1, 0, own), 0, LARGEST, False
+            yield "group_squares: the groups", (squares >= 0).sum(axis=0).astype(np.float64), 1, len(squares), True
+            whole: Any = sum(np.maximum(squares, 0))  # in the order in which a round adds them
+            total, longest_part = [whole, np.minimum(whole, LARGEST)], squares.max(axis=0)
+        yield "squares", partial.squares, total[0], total[1], False
         with np.errstate(over="ignore", invalid="ignore"):  # numbers that are not finite are out of bounds
             norms = np.sqrt(partial.squares)
-            float32_norms, lengths = norms.astype(np.float32), np.abs(partial.weights) * norms
+            float32_norms, lengths = norms.astype(np.float32), np.abs(partial.weights) * np.sqrt(longest_part)
         yield "steps", steps, 1, limits.max_steps, True
         yield "examples", partial.examples, 0, limits.max_examples, False  # 0 stands for no number
         yield "counts", partial.counts, 1, 1 if settings.algorithm.updates_once else 2**31, True
         yield "has_buffers", partial.has_buffers, 0, 1, True
         least, most = SentRates(settings.lr, limits).distances(partial.round, steps)
         yield "eta_steps", partial.eta_steps, least, most, False
-        yield "squares", partial.squares, 0, LARGEST, False
         yield "squares: |h|", float32_norms, 0, as_float32(limits.max_norm or math.inf), False
         yield "weights", partial.weights, -LARGEST, LARGEST, False
         yield "weights: w |h|", lengths, 0, math.nextafter(longest, 0), False
 
     def collect(
         self,
-        total: Sum,
+        total: Any,
         folded: list[UpdateBatch],
         rejected: tuple[tuple[ClientId, str], ...],
         received: int,
     ) -> PartialSum:
         """Return the round's sum and claims as a value."""
-        words, changes, batch = *total.words(), UpdateBatch.joined(folded)
+        (words, changes), batch = total.words(), UpdateBatch.joined(folded)
         batch = batch.ordered(self._state.registry.numbers(batch.clients))
         if (batch.sources == WEIGHTED).any():
             raise RangeError("weight: partial sums weight updates by the method; leave Update.weight out")
@@ -379,12 +405,19 @@ class PartialSums:
             rejected=rejected,
             received=received,
             changes=changes,
+            group_squares=total.squares_of(batch.clients) if self._settings.layout.groups else None,
             flags=tuple(
                 (i, name, flag.astype(flag.dtype.newbyteorder("<")).tobytes())
                 for i, flags in enumerate(batch.counters)
                 for name, flag in flags.items()
             ),
         )
+
+
+def cut_sum(layout: Layout, sum: Any, group: str) -> ExactSum:
+    """Return a group's elements of an exact sum, as a new one."""
+    words: Any = [layout.cut(of, group) for of in sum]
+    return ExactSum(*words)
 
 
 def _require_length(name: str, sum: ExactSum, lengths: F64) -> None:

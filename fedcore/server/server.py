@@ -984,9 +984,10 @@ class EdgeAggregator:
     reports. An edge without accepted updates sends zeros and its rejections.
 
     Args:
-        model: a model of the upper server's layout. Its values do not matter, except that float buffers such as
-            variances must be as in the upper server's first model: positive ones must stay >= 0.
-        algorithm: the upper server's method. It must only add h, as FedAvg, FedProx and FedAvgM do.
+        model: a model of the upper server's layout, with its ``partial`` groups. Its values do not matter, except that
+            float buffers such as variances must be as in the upper server's first model: positive ones must stay >= 0.
+        algorithm: the upper server's method. It must only add h, as FedAvg, FedProx and FedAvgM do; with partial
+            updates, clients must not keep rows.
         clients: the ids of the edge's own clients, which the upper server must have registered. If it has their sizes,
             a mapping from id to n_k.
         lr, server_lr: as for the upper server; they set the units of updates.
@@ -995,7 +996,7 @@ class EdgeAggregator:
             in an exact sum falls with this number.
 
     Raises:
-        RangeError: the method does not only add h, or the layout has integer counters.
+        RangeError: the method does not only add h, or the layout has integer counters (``fedcore.combines``).
         FedcoreError: as for ``Server``.
 
     Cost: 52 n bytes.
@@ -1033,13 +1034,12 @@ class EdgeAggregator:
         self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
         self._server.require_partial_sums()
         self._state: State = self._server._backend
-        self._state.upper_population = population
         # No flag of a client equals these, so that the sum has them all: the upper server's flags are not known here.
         flags = {piece.name for piece in self._server.layout.constants if is_flag(piece)}
-        counters = {
-            name: one.reshape(-1)[:0] if name in flags else one for name, one in self._state.snapshot.counters.items()
-        }
-        self._state.snapshot = self._state.snapshot._replace(counters=counters)
+        for state in self._state.states:
+            counters = state.snapshot.counters.items()
+            own = {name: one.reshape(-1)[:0] if name in flags else one for name, one in counters}
+            state.snapshot, state.upper_population = state.snapshot._replace(counters=own), population
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
@@ -1065,7 +1065,7 @@ class EdgeAggregator:
         if not kernels.all_finite([vector])[0]:
             raise ArrayError("x: a number is NaN or infinite")
         freeze(vector)
-        self._state.snapshot = self._state.snapshot._replace(x=vector, x_prev=vector, round_number=number)
+        self._state.start_from(vector, number)
         return server._open(server.settings.batch_size, may_hold=False, kind=EdgeRound)
 
     def fold(self, x: Any, updates: Iterable[Update], *, round: int) -> PartialSum:

@@ -492,6 +492,10 @@ class State:
             sizes = checked_sizes(ids, given, sized=self.is_sized(given is not None))
         self.newcomers.admit(ids, sizes, self.snapshot)
 
+    def start_from(self, x: F32, round: int) -> None:
+        """Start an edge's round of this number, from the model of the upper server."""
+        self.snapshot = self.snapshot._replace(x=x, x_prev=x, round_number=round)
+
     def buffers_square(self) -> float:
         """Return the squared norm of x's float buffers."""
         return combined_square(self.reducer, [self.snapshot.x[self.settings.layout.n_parameters :]], [1.0])

@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_733,
-    "tests": 64_248,
+    "tests": 64_357,
     "fedcore": 2_789,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_286,
@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_155,
     "fedcore/kernels": 505,
     "fedcore/model": 2_486,
-    "fedcore/server": 7_258,
+    "fedcore/server": 7_321,
     "fedcore/sim": 7_859,
     "fedcore/secure": 1_102,
     "fedcore/testing": 1_063,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Storage, Update, combines
-from fedcore.algorithms import MIFA, SCAFFOLDMVR, optimizers, rates
+from fedcore.algorithms import MIFA, SCAFFOLD, SCAFFOLDMVR, optimizers, rates
 from fedcore.cluster.placement import LocalThreads
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.rules import ClipToMedian, Mean, Median, PrivateMean
@@ -53,6 +53,7 @@ USED = {
     "whole-vector optimizer": {"optimizer": WHOLE()},
     "rules": {"aggregation": [ClipToMedian()]},
     "robust rule": {"aggregation": [Median()]},
+    "robust rule in a buffer": {"aggregation": [Median()], "buffer": 4},
     "Mean(weights)": {"aggregation": [Mean(dict.fromkeys(range(4), 1.0))]},
     "PrivateMean": private(),
     "PrivateMean(rate)": private(rate=0.5),
@@ -70,6 +71,10 @@ USED = {
     "fractional total": {"algorithm": HALVES()},
     "norms of all updates": {"algorithm": "FedExP"},
     "total": {"algorithm": "MIFA"},
+    "fixed groups": {
+        "model": Model(MODEL | {"b": np.zeros(2, np.float32)}, partial={"one": ["b"]}),
+        "algorithm": SCAFFOLD(placement="client"),
+    },
     "ClientStore": {"given": True},
     **{name: {} for name in ("warm_start", "partial sums", "edges", "masked sums")},
     **{name: {} for name in ("no device", "float sums", "no start from gradients")},

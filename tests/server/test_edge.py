@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Layout, Limits, RoundPolicy, Server, Update, errors, rules
-from fedcore.algorithms.rates import InverseStep, rate_of_steps
+from fedcore import Compute, EdgeAggregator, Layout, Limits, Model, RoundPolicy, Server, Update, errors, rules
+from fedcore.algorithms.rates import Exponential, InverseStep, rate_of_steps
 from tests.rejections import rejected_arguments
 
 N, CLIENTS, ROUNDS = 200, 9, 4
@@ -38,6 +38,72 @@ def test_a_hierarchy_has_the_bits_of_one_server(name, server_lr):
         assert report.norms.tobytes() == due.norms.tobytes()
         assert [client for client, _ in report.rejected] == [client for client, _ in due.rejected] == [t]
         assert (report.diversity, report.gamma, report.steps) == (due.diversity, due.gamma, due.steps)
+
+
+def group_of(name):
+    return "head" if name in ("w", "running_var") else "rest"
+
+
+@pytest.mark.parametrize("sizes", [False, True])
+@pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedExP"])
+def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
+    """Also of servers of single groups; a group without updates has no round, and one client sends a NaN."""
+    model = {"w": np.ones((9, 7), np.float32), "b": np.ones(30, np.float32), "seen": np.array([False])}
+    model |= {"running_var": np.ones(4, np.float32), "running_mean": np.zeros(5, np.float32)}
+    clients = {client: 10 + client for client in range(CLIENTS)} if sizes else range(CLIENTS)
+    options = dict(lr=Exponential(0.1, 0.5), limits=Limits(max_norm=1e6))
+    options |= {} if name == "FedExP" else {"server_lr": Exponential(0.9, 0.8)}
+    server, straight = (
+        Server(Model(model, {"head": ["w", "running_var"]}), name, clients, compute=EXACT, **options) for _ in range(2)
+    )
+    plain = {
+        group: Server({k: v for k, v in model.items() if group_of(k) == group}, name, clients, compute=EXACT, **options)
+        for group in server.layout.groups
+    }
+    edges = [
+        EdgeAggregator(
+            Model(model, {"head": ["w", "running_var"]}), name, {i: 10 + i for i in own} if sizes else own, **options
+        )
+        for own in OWN
+    ]
+    for t in range(ROUNDS):
+        sent = {}
+        for client in range(CLIENTS):
+            rng = np.random.default_rng([t, client])
+            y = {k: v + np.float32(rng.normal(size=v.shape)) for k, v in model.items() if k != "seen"}
+            y["running_var"] = np.abs(y["running_var"])
+            y["w" if t == 1 else "b"][..., 0] *= np.float32(np.nan if client == t else 1)
+            groups = {"head"} if t == 1 else [{"head"}, {"rest"}, {"head", "rest"}][(client + t) % 3]
+            groups = groups | ({"rest"} if client == t != 1 else set())
+            y = {k: v for k, v in (y | {"seen": np.array([True])}).items() if group_of(k) in groups}
+            sent[client] = Update(client, y, steps=1 + client % 3, examples=10 + client)
+        due = straight.round([sent[client] for client in range(CLIENTS)])
+        with server.open_round() as round:
+            round.add_batch([sent[client] for client in OWN[t % 3]])  # without an edge
+            for edge in edges[t % 3 + 1 :] + edges[: t % 3]:
+                own = edge.fold(server.broadcast([]).x, [sent[client] for client in edge.clients], round=t)
+                round.add_partial_sum(own.to_bytes(), "edge", clients=edge.clients)
+        report = round.report
+        assert server.x.tobytes() == straight.x.tobytes()
+        assert server.counters["seen"] == straight.counters["seen"]
+        assert [client for client, _ in report.rejected] == [client for client, _ in due.rejected] == [t]
+        assert report.norms.tobytes() == due.norms.tobytes()
+        for group, one in plain.items():
+            own = [
+                sent[i]._replace(value={k: v for k, v in sent[i].value.items() if group_of(k) == group})
+                for i in due.accepted
+            ]
+            own = [update for update in own if update.value]
+            if own:
+                one.change(lr=options["lr"](t))
+                got, alone = report.groups[group], one.round(own)
+                assert (got.accepted, got.gamma, got.diversity) == (alone.accepted, alone.gamma, alone.diversity)
+                assert got.norms.tobytes() == alone.norms.tobytes()
+                assert got.weights.tobytes() == alone.weights.tobytes()
+            assert bool(own) == (t != 1 or group == "head")
+            for k, tensor in one.tensors().items():
+                assert server.tensors()[k].tobytes() == tensor.tobytes()
+    assert server.counters["seen"]
 
 
 def test_bfloat16_and_named_tensors_reach_an_edge():
@@ -298,11 +364,12 @@ def test_a_partial_sum_has_no_late_updates():
         ("FedACG", None, {}, "Broadcast.x"),
     ],
 )
-def test_the_reason_names_what_differs(algorithm, model, options, named):
+@pytest.mark.parametrize("partial", [{}, {"one": "*"}], ids=["whole", "partial"])
+def test_the_reason_names_what_differs(algorithm, model, options, named, partial):
     x0 = {"w": np.zeros(3, np.float32), "running_var": np.ones(2, np.float32)}
-    upper = Server(x0, "FedACG" if algorithm == "FedACG" else "FedAvg", 2, lr=0.1, compute=EXACT)
+    upper = Server(Model(x0, partial), "FedACG" if algorithm == "FedACG" else "FedAvg", 2, lr=0.1, compute=EXACT)
     upper.round([Update(0, upper.x + 1, 1)])
-    edge = EdgeAggregator(model or x0, algorithm, range(2), lr=0.1, **options)
+    edge = EdgeAggregator(Model(model or x0, partial), algorithm, range(2), lr=0.1, **options)
     with upper.open_round() as round:
         round.add_partial_sum(edge.fold(upper.x, [Update(1, upper.x, 1)], round=1), "edge")
     [(_, reason)] = round.report.rejected

@@ -304,7 +304,7 @@ class Pair:
                 continue
             if name == "groups" and one and two:
                 for group in one:
-                    self.compare_reports(one[group], two[group], whole=whole)
+                    self.compare_reports(one[group], two[group], whole=whole, skipped=skipped)
                 continue
             self.same(f"report.{name}", one, two, bits=name in ("weights", "ages"))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedcore
-from fedcore import Compute, Limits, PartialSum, Server, Update, algorithms, errors
+from fedcore import Compute, Limits, Model, PartialSum, Server, Update, algorithms, errors
 from fedcore.algorithms import REGISTRY
 from fedcore.server.partial import COLUMNS, MAGIC, SPAN
 from fedcore.server.report import MOST_OF_CLIENT
@@ -21,10 +21,16 @@ OTHERS = [name for name in REGISTRY if name not in METHODS]
 AT_CLIENTS = algorithms.SCAFFOLD(placement="client")
 
 
-def server_of(name="FedAvg", buffers=True, **options):
+GROUPS = {"one": ["u"], "two": ["v", "running_mean"]}  # and the rest, w
+
+
+def server_of(name="FedAvg", buffers=True, partial=False, **options):
     x0 = {"w": np.linspace(-1, 1, N - 20).astype(np.float32), "b": np.zeros(20, np.float32)}
     if buffers:
         x0["running_mean"] = x0.pop("b")
+    if partial:
+        w = x0.pop("w")
+        x0 = Model({"w": w[:100], "u": w[100:200], "v": w[200:], **x0}, GROUPS)
     algorithm = algorithms.named(name) if isinstance(name, str) else name
     clients = dict.fromkeys(range(CLIENTS), 10) if algorithm.needs_shares else CLIENTS
     options = dict(accumulator="exact", lr=0.1) | options
@@ -40,17 +46,33 @@ def updates(server, t):
         work = dict(steps=min(2 + client % 3, server.algorithm.most_steps or 9), examples=10 + 7 * client)
         if server.algorithm.sends_row_change:
             work["control"] = 2 * h[: server.layout.n_parameters]
-        if client == 3:
+        if client == 3 and not (server.layout.groups and t == 1):
             found.append(Update(client, value=h[: server.layout.n_parameters], kind="gradient", **work))
         else:
-            found.append(Update(client, np.full(N, np.nan, np.float32) if client == 5 else server.x - h, **work))
+            y = np.full(N, np.nan, np.float32) if client == 5 else server.x - h
+            found.append(Update(client, partial_of(server.layout, y, client, t), **work))
     return found
 
 
+def partial_of(layout, y, client, t):
+    """The tensors of some groups; in round 1, no client of ``updates`` sends the last group."""
+    if not layout.groups:
+        return y
+    named, sets = dict(layout.unflatten(y).items()), [("one",), ("two",), ("one", "two"), ("one", "two", "rest")]
+    return {
+        name: named[name]
+        for group in sets[3 if client % 5 == 1 and t != 1 else client % 3]
+        for name in layout.groups[group]
+    }
+
+
 def state_of(server):
-    now, report = server._backend.snapshot, server.last
-    vectors = [v.tobytes() for v in (now.x, now.momentum, now.total) if v is not None]
-    return *vectors, now.gamma, report.accepted, report.norms.tobytes(), report.diversity
+    reports, states = [server.last, *(server.last.groups or {}).values()], server._backend.states
+    vectors = [
+        v.tobytes() for s in states for v in (s.snapshot.x, s.snapshot.momentum, s.snapshot.total) if v is not None
+    ]
+    numbers = [(one.gamma, one.accepted, one.norms.tobytes(), one.diversity) for one in reports]
+    return *vectors, *numbers, *((s.snapshot.gamma, s.snapshot.idle) for s in states)
 
 
 def summed(server, sent):
@@ -66,12 +88,14 @@ def finish(server, round):
 
 
 @pytest.mark.parametrize("trials", [5, pytest.param(60, marks=pytest.mark.endurance)])
-@pytest.mark.parametrize("name", [*METHODS, AT_CLIENTS])
-def test_orders_and_trees_have_the_bits_of_one_server(name, trials):
+@pytest.mark.parametrize(
+    ("name", "partial"), [*((name, False) for name in (*METHODS, AT_CLIENTS)), *((name, True) for name in METHODS)]
+)
+def test_orders_and_trees_have_the_bits_of_one_server(name, partial, trials):
     rng, due = np.random.default_rng(1), set()
     for trial in range(trials):
-        server, edge = server_of(name), server_of(name)
-        for t in range(2):
+        server, edge = server_of(name, partial=partial), server_of(name, partial=partial)
+        for t in range(3):
             sent = [updates(server, t)[i] for i in rng.permutation(CLIENTS)]
             with server.open_round() as round:
                 if trial == 0:
@@ -81,29 +105,33 @@ def test_orders_and_trees_have_the_bits_of_one_server(name, trials):
                     if rng.random() < 0.3:
                         round.add_batch(some)
                         continue
-                    partial = summed(edge, some)
+                    own = summed(edge, some)
                     if rng.random() < 0.5:  # and once more through another
                         with edge.open_round() as between:
-                            between.add_partial_sum(partial.to_bytes(), "below")
-                            partial = between.partial_sum()
-                    round.add_partial_sum(partial if rng.random() < 0.5 else partial.to_bytes(), "edge")
+                            between.add_partial_sum(own.to_bytes(), "below")
+                            own = between.partial_sum()
+                    round.add_partial_sum(own if rng.random() < 0.5 else own.to_bytes(), "edge")
                 due.add(finish(server, round))
+                assert not partial or server._backend.groups["rest"].snapshot.idle == min(t, 1)
                 assert [client for client, _ in server.last.rejected] == [5]
-            now = server._backend.snapshot
-            edge._backend.snapshot = edge._backend.snapshot._replace(
-                x=now.x, ahead=now.ahead, round_number=now.round_number
-            )
-    assert len(due) == 2
+            for of, own in zip(server._backend.states, edge._backend.states, strict=True):
+                own.snapshot = own.snapshot._replace(ahead=of.snapshot.ahead)
+            edge._backend.start_from(server.x, server.round_number)
+    assert len(due) == 3
 
 
-def test_a_message_is_read_back():
-    partial = summed(server_of(), updates(server_of(), 0))
+@pytest.mark.parametrize("has_groups", [False, True])
+def test_a_message_is_read_back(has_groups):
+    partial = summed(server_of(partial=has_groups), updates(server_of(partial=has_groups), 0))
     again = PartialSum.from_bytes(partial.to_bytes())
     assert again.to_bytes() == partial.to_bytes()
     assert again.clients == partial.clients == tuple(i for i in range(CLIENTS) if i != 5)
     assert [client for client, _ in again.rejected] == [5]
     assert fedcore.PartialSum is PartialSum
     assert repr(again) == "PartialSum(round=0, clients=11, rejected=1, n=257)"
+    assert (again.group_squares is not None) == has_groups
+    header = json.loads(partial.to_bytes()[len(MAGIC) + 8 :].partition(b"}")[0] + b"}")
+    assert header.get("groups") == (3 if has_groups else None)
 
 
 def spoilt(**changes):
@@ -172,17 +200,44 @@ BAD = {
     "a number as rejections": (lambda p: replace(p, rejected=5), "update"),
     "rejections without a client": (lambda p: replace(p, rejected=((None, None),)), "client"),
     "changes of rows": (lambda p: replace(p, changes=p.sum), "changes"),
+    "norms of groups": (lambda p: replace(p, group_squares=p.squares[np.newaxis]), "group_squares"),
     "another method's name": (lambda p: replace(p, made_under=AnyText("x")), "made_under"),
     "bytes backwards": (lambda p: memoryview(p.to_bytes())[::-1], "update"),
 }
 
 
-@pytest.mark.parametrize("what", BAD)
+def without_rest(squares):
+    """The norms of two groups, and of no third one."""
+    return np.vstack([squares[:2], np.full_like(squares[2:], -1)])
+
+
+def as_if_not_sent(partial):
+    """The sum of all groups, of which the last one is said to have no sender."""
+    squares = without_rest(partial.group_squares)
+    return replace(partial, group_squares=squares, squares=sum(np.maximum(squares, 0)))
+
+
+BAD_GROUPS = {
+    "no norms of groups": (lambda p: replace(p, group_squares=None), "group_squares"),
+    "norms of two groups": (spoilt(group_squares=lambda squares: squares[:2]), "group_squares"),
+    "a NaN": (spoilt(group_squares=with_entry(np.nan)), "group_squares"),
+    "an infinite part": (spoilt(group_squares=with_entry(np.inf)), "group_squares"),
+    "a negative part": (spoilt(group_squares=with_entry(-0.5)), "group_squares"),
+    "a client without a group": (spoilt(group_squares=lambda squares: 0 * squares - 1), "group_squares: the groups"),
+    "a part too few": (spoilt(group_squares=without_rest), "squares"),
+    "a sum of a group without senders": (as_if_not_sent, "high"),
+    "a long element of a group": (spoilt(high=with_entry(1 << 40, 150)), "high"),
+    "a long buffer of a group": (spoilt(high=with_entry(1 << 62, -1)), "high of buffers"),
+    "another weight": (spoilt(weights=with_entry(11)), "weights"),
+}
+
+
+@pytest.mark.parametrize("what", [*BAD, *BAD_GROUPS])
 def test_an_invalid_sum_is_rejected_and_the_round_continues(what):
-    spoil, reason = BAD[what]
-    server, straight = server_of(), server_of()
+    spoil, reason = (BAD | BAD_GROUPS)[what]
+    server, straight, edge = (server_of(partial=what in BAD_GROUPS) for _ in range(3))
     sent = updates(server, 0)
-    bad = spoil(summed(server_of(), sent[:4]))
+    bad = spoil(summed(edge, sent[:4]))
     for one in (server, straight):
         with one.open_round() as round:
             round.add_batch(sent[6:])
