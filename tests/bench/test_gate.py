@@ -1,7 +1,6 @@
 """The gate fails if a ratio is too low or missing, and every bound names an existing benchmark."""
 
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -94,17 +93,20 @@ def test_the_exit_status_of_the_command(monkeypatch, ratio, status):
     assert end.value.code == status
 
 
-def test_every_bound_names_a_benchmark_and_a_rival():
-    # Without the variables that mark this process as a worker, because its child is none.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench", "--collect-only"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+class Collected:
+    """A plugin that keeps the ids of the collected items."""
+
+    def pytest_collection_finish(self, session):
+        self.ids = {item.nodeid for item in session.items}
+
+
+def test_every_bound_names_a_benchmark_and_a_rival(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)  # the inner session is no worker
+    plugins = [word for name in ("xdist", "faulthandler", "cacheprovider") for word in ("-p", f"no:{name}")]
+    collected = Collected()
+    assert pytest.main([f"{ROOT / 'bench'}", "--collect-only", "-qqq", f"--rootdir={ROOT}", *plugins], [collected]) == 0
+    found = collected.ids
     for line in tomllib.loads(ALLOWED)["line"]:
         assert line["bench"] in found
         assert f'"{line["against"]}"' in (ROOT / line["bench"].split("::")[0]).read_text()

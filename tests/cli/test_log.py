@@ -72,7 +72,7 @@ def test_resumed_trial_is_logged_from_the_end_of_its_record(fakes, tmp_path):
     (record,) = (tmp_path / "run" / "records").glob("*.jsonl")
     header, line, _ = record.read_text().splitlines(keepends=True)
     record.write_text(header + line)
-    assert invoke("run", tmp_path / "run", "--resume", "--log", "mlflow").status == 0
+    assert invoke("run", tmp_path / "run", "--resume", "--workers", 0, "--log", "mlflow").status == 0
     assert fakes["mlflow"].found == [("quickstart/MIFA-seed0", 1)]
 
 

@@ -23,7 +23,7 @@ def models(folder):
     return found
 
 
-@pytest.mark.parametrize(("jobs", "methods"), [(0, ["FedAvg", "MimiC"]), (1, ["FedAvg"])])
+@pytest.mark.parametrize(("jobs", "methods"), [(0, ["FedAvg", "MimiC"]), pytest.param(1, ["FedAvg"], marks=pytest.mark.endurance)])
 def test_models_of_every_second_round_and_the_last(tmp_path, jobs, methods):
     experiment = load_preset("quickstart", [*KEPT, f"algorithms={methods}"])
     assert run_experiment(experiment, tmp_path, jobs=jobs) == []

@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGTERM, marks=pytest.mark.endurance), signal.SIGKILL])
 def test_worker_ends_with_its_run_within_a_round(tmp_path, sent):
     program = tmp_path / "endless.py"
     program.write_text(ENDLESS)
