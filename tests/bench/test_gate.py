@@ -4,6 +4,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,20 +94,13 @@ def test_the_exit_status_of_the_command(monkeypatch, ratio, status):
     assert end.value.code == status
 
 
-class Collected:
-    """A plugin that keeps the ids of the collected items."""
-
-    def pytest_collection_finish(self, session):
-        self.ids = {item.nodeid for item in session.items}
-
-
 def test_every_bound_names_a_benchmark_and_a_rival(monkeypatch):
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)  # the inner session is no worker
     plugins = [word for name in ("xdist", "faulthandler", "cacheprovider") for word in ("-p", f"no:{name}")]
-    collected = Collected()
-    assert pytest.main([f"{ROOT / 'bench'}", "--collect-only", "-qqq", f"--rootdir={ROOT}", *plugins], [collected]) == 0
-    found = collected.ids
+    found = set()
+    plugin = SimpleNamespace(pytest_collection_finish=lambda session: found.update(one.nodeid for one in session.items))
+    assert pytest.main([f"{ROOT / 'bench'}", "--collect-only", "-qqq", f"--rootdir={ROOT}", *plugins], [plugin]) == 0
     for line in tomllib.loads(ALLOWED)["line"]:
         assert line["bench"] in found
         assert f'"{line["against"]}"' in (ROOT / line["bench"].split("::")[0]).read_text()

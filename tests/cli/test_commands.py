@@ -157,26 +157,10 @@ def test_doctor_names_the_build():
 STORE = ["info", "verify", "compact", "undo", "recover", "export", "remove-client", "replace", "audit", "reshard"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *([], ["run"], ["report"], ["list"], ["doctor"], ["show-data"], ["store"]),
-        *(
-            ["store", name]
-            for name in [
-                "info",
-                "verify",
-                "compact",
-                "undo",
-                "recover",
-                "export",
-                "remove-client",
-                "replace",
-                "reshard",
-            ]
-        ),
-    ],
-)
+GROUPS = [[], ["run"], ["report"], ["list"], ["doctor"], ["show-data"], ["store"]]
+
+
+@pytest.mark.parametrize("command", [*GROUPS, *(["store", name] for name in STORE)])
 def test_help(command):
     assert output_of(*command, "--help").startswith(f"usage: {' '.join(['fedcore', *command])} [-h]")
 

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from tests.cli.command import SMALL
+
 WARNS = """
 import warnings
 
 warnings.warn("this package is deprecated", FutureWarning, stacklevel=2)
 """
-RUN = ["run", "quickstart", "--rounds", "1", "--seeds", "1", "--workers", "1", "--set", "local.epochs=1", "--set", "algorithms=['FedAvg']"]
+RUN = ["run", "quickstart", *SMALL, "--workers", "1"]
 
 
 @pytest.fixture
