@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_733,
-    "tests": 64_248,
+    "tests": 64_250,
     "fedcore": 2_789,
     "fedcore/adapters": 2_848,
     "fedcore/algorithms": 1_286,
@@ -28,7 +28,7 @@ BUDGET = {
     "fedcore/server": 7_258,
     "fedcore/sim": 7_859,
     "fedcore/secure": 1_102,
-    "fedcore/testing": 1_063,
+    "fedcore/testing": 1_065,
     "fedcore/rules": 780,
     "fedcore/store": 3_978,
 }
