@@ -379,8 +379,8 @@ def _bracketed(members: list[str], count: int, brackets: str) -> str:
 
 OWN = "'module:Name' of your own"
 _IMPORT_HINT = (
-    "put the module in the folder of the .toml file, or pass its file, or its folder with a final /, to --import "
-    "(--resume needs this too)"
+    "put the module in the working folder or in that of the .toml file; commands with --import take its file there, or "
+    "its folder with a final /, also with --resume"
 )
 
 ADDED: list[str] = []

@@ -65,6 +65,7 @@ def run(options: Options) -> None:
       fedcore merge adapter client0/ client1/ --weights 200,100 --lora product --rank 8
       fedcore merge adapter client0/ client1/ --weights 200,100 --lora stack
     """
+    terminal.load_imports(())
     options_given = _options(options.changes)
     rules = _rules(options.rules, options_given)
     weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
