@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import fedcore
 
 CLIENTS, ROUNDS, STEPS = 3, 6, 8
-WORDS = "<pad> one two three four five six seven eight nine ten".split()
+WORDS = ["<pad>", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 home = Path(tempfile.mkdtemp())
 BASE = home / "base"
 

@@ -474,11 +474,6 @@ class Settings:
         return self.policy.max_staleness
 
     @cached_property
-    def closes_anytime(self) -> bool:
-        """Whether the policy lets the caller close a round at any time."""
-        return replace(self.policy, max_staleness=0, discount=0.0) == RoundPolicy()
-
-    @cached_property
     def asked(self) -> Limits:
         """The limits, with ``max_steps`` lowered to the number of steps that the method sets."""
         most = self.algorithm.most_steps

@@ -141,8 +141,9 @@ def files_beside(paths: Mapping[str, Any], given: Mapping[str, bytes]) -> dict[s
     """
     found = {name: ("", content) for name, content in given.items()}
     for label, path in paths.items():
-        folder = folder_of(path)
-        for name in [] if folder is None else sorted(filter(BESIDE.fullmatch, os.listdir(folder))):
+        if (folder := folder_of(path)) is None:
+            continue
+        for name in sorted(filter(BESIDE.fullmatch, os.listdir(folder))):
             with open(open_file(folder / name, follows=True), "rb") as file:
                 content = file.read()
             first, due = found.setdefault(name, (label, content))
@@ -310,9 +311,7 @@ def write_flat(
                 with open(name, "xb", opener=folder.open) as opened:
                     opened.write(content)
     except OSError as error:
-        raise StoreError(
-            f"{target}: cannot write the model: {error.strerror}; choose a new folder with space"
-        ) from error
+        raise StoreError(f"{target}: cannot be written: {error.strerror}; choose a folder with space") from error
 
 
 def _parts(vector: Any, kind: str) -> Iterator[npt.NDArray[np.uint8]]:

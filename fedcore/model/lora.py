@@ -15,7 +15,7 @@ from fedcore.model.files import folder_of, open_model
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, in_library, is_finite
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, read_json
 from fedcore.model.windows import check_model, flat
-from fedcore.validation import absolute, check_integer, check_number
+from fedcore.validation import check_integer, check_number
 
 # Adapters are combined as the average of each tensor, of the products B A, or as the products side by side.
 WAYS = ("average", "product", "stack")

@@ -100,11 +100,6 @@ class Conflict:
     because: str
     instead: str
 
-    @property
-    def planned(self) -> bool:
-        """Whether they do not combine only because it is not implemented."""
-        return self.because == UNWRITTEN
-
     def explained(self, used: dict[str, Any]) -> str:
         """Return the error of a server; ``used`` are its features."""
         a, b = (_shown(name, used[name]) for name in (self.a, self.b))

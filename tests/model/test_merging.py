@@ -253,8 +253,8 @@ def test_adapters_of_one_scale_are_merged_with_their_configuration(tmp_path):
 
 
 def test_the_result_has_the_configurations_and_tokenizers_of_its_inputs(tmp_path, caplog):
-    beside = {"config.json": "{}", "tokenizer.json": "[1]", "vocab.txt": "a", "chat_template.jinja": "b", "x.model": "c"}
-    left = {"trainer_state.json": "0", "optimizer.pt": "1", "training_args.bin": "2", "own.py": "3", "README.md": "4"}
+    beside = dict.fromkeys(["config.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "x.model"], "{}")
+    left = dict.fromkeys(["trainer_state.json", "optimizer.pt", "training_args.bin", "own.py", "README.md"], "")
     for name, model in zip("abc", clients(n=10), strict=False):
         folder = shards(tmp_path / name, model, [2])
         for file, text in (beside | left).items():
