@@ -145,7 +145,8 @@ def merge(
 
     Args:
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
-            the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and an adapter's configuration.
+            the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and the configurations and
+            tokenizers beside the models, of the base or else of the first model that has the file.
         inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
             files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same
             targets, and with ``lora="average"`` the same rank and scale.
