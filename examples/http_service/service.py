@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -79,14 +80,10 @@ class Service:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.arrived.wait(), wait)
             self.opened.clear()
-            try:
-                report = await asyncio.to_thread(self.round.finish)
-                LOG.info("round %d: %s, %d accepted", report.round, reason, len(report.accepted))
-                for client, why in report.rejected:
-                    LOG.warning("round %d: %s: %s", report.round, client, why)
-            except FedcoreError:  # such as a step that diverges: the round starts again without its updates
-                LOG.exception("round %d: dropped", self.round.number)
-                self.round.abort()
+            report = await asyncio.to_thread(self.round.finish)
+            LOG.info("round %d: %s, %d accepted", report.round, reason, len(report.accepted))
+            for client, why in report.rejected:
+                LOG.warning("round %d: %s: %s", report.round, client, why)
 
     async def open(self):
         """Wait for enough clients, and open the next round for some of them."""
@@ -95,8 +92,8 @@ class Service:
             await self.arrived.wait()
 
         def start():
-            new, self.joining = self.joining, set()
-            self.server.add_clients(sorted(new))
+            new, self.joining = self.joining, set()  # a request may have named a client while it was added
+            self.server.add_clients(sorted(client for client in new if client not in self.server.clients))
             clients, number = [*self.server.clients], self.server.round_number
             count = min(len(clients), self.server.policy.asked(self.cohort))
             chosen = without_replacement(len(clients), count, seed=0, round=number)
@@ -109,11 +106,16 @@ class Service:
         self.asked, self.x = frozenset(self.sent.ids), memoryview(np.array(self.sent.x, "<f4")).cast("B")
         self.opened.set()
 
-    async def close(self, running):
+    def ended(self, task):
+        """Stop the process after a fault, such as a step that diverges or a full disk; a supervisor may restart it."""
+        if not task.cancelled():
+            LOG.error("the rounds have stopped", exc_info=task.exception())
+            signal.raise_signal(signal.SIGTERM)
+
+    async def close(self):
         """Stop. The journal keeps the updates of the open round, as after a crash."""
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
         await asyncio.to_thread(self.server.close)
 
     # The requests.
@@ -232,11 +234,9 @@ class Service:
         @contextlib.asynccontextmanager
         async def lifespan(app):
             self.running = asyncio.create_task(self.run())
-            self.running.add_done_callback(
-                lambda task: task.cancelled() or LOG.error("stopped", exc_info=task.exception())
-            )
+            self.running.add_done_callback(self.ended)
             yield
-            await self.close(self.running)
+            await self.close()
 
         routes = [
             Route("/register", self.register, methods=["POST"]),
