@@ -182,7 +182,7 @@ def _check(options: Options) -> None:
         if not is_run:
             raise ConfigError(f"{first}: not the folder of a run; {CONFIG} is missing")
     elif is_run and first not in config.names():
-        raise ConfigError(f"{first}: is the folder of a run; resume it with --resume, or call `fedcore report {first}`")
+        raise ConfigError(f"{first}: this is the folder of a run; resume it with --resume, or see `fedcore report`")
 
 
 def _overrides(options: Options) -> list[str]:

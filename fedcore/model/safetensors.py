@@ -383,7 +383,7 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
         if self.index is not None:
             found = {name: Path(tensor.file.path).name for name, tensor in self._tensors.items()}
             if odd := sorted(name for name in found.keys() | named.keys() if found.get(name) != named.get(name)):
-                raise ArrayError(f"{main}: {', '.join(odd[:3])}: not in the files that it names; copy the folder again")
+                raise ArrayError(f"{main}: tensors are not in its files ({', '.join(odd[:3])}); copy the folder again")
         if not self._tensors:
             raise ArrayError(f"{main}: has no tensors; copy it again, or pass the file of a model")
 
