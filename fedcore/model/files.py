@@ -127,7 +127,8 @@ def folder_of(path: Any) -> Path | None:
     place = absolute(getattr(path, "path", path))
     if place.is_dir():
         return place
-    return place.parent if place.name.startswith(("adapter_model", "model.safetensors", "pytorch_model")) else None
+    names = ("adapter_model", "model.safetensors", "pytorch_model")
+    return place.parent if place.name.startswith(names) and place.exists() else None
 
 
 def files_beside(paths: Mapping[str, Any], given: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -306,8 +307,8 @@ def write_flat(
                             opened.write(part.data)
                     opened.flush()
                     os.fsync(opened.fileno())
-            if base is not None and base.index is not None:
-                name, content = base.index
+            index = {} if base is None or base.index is None else dict([base.index])
+            for name, content in files_beside({} if base is None else {"model": base}, index).items():
                 with open(name, "xb", opener=folder.open) as opened:
                     opened.write(content)
     except OSError as error:
