@@ -25,7 +25,7 @@ BASE = home / "base"
 def make_base():
     """Write a Llama of 20,000 numbers and its tokenizer, as the Hub has them."""
     torch.manual_seed(0)
-    size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3)
     LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), max_position_embeddings=32, **size)).save_pretrained(BASE)
     plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -60,7 +60,7 @@ make_base()
 tokenizer = AutoTokenizer.from_pretrained(BASE)
 tokens = [batches(client, tokenizer) for client in range(CLIENTS)]
 everyone = torch.cat(tokens)
-lora = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj", "lm_head"])
+lora = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules="all-linear")
 start = get_peft_model(AutoModelForCausalLM.from_pretrained(BASE), lora)
 start.save_pretrained(home / "round0")
 first = loss_of(start, everyone).item()
