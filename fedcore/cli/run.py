@@ -182,7 +182,9 @@ def _check(options: Options) -> None:
         if not is_run:
             raise ConfigError(f"{first}: not the folder of a run; {CONFIG} is missing")
     elif is_run and first not in config.names():
-        raise ConfigError(f"{first}: this is the folder of a run; resume it with --resume, or see `fedcore report`")
+        raise ConfigError(
+            f"{first}: this is the folder of a run; resume it with --resume, or show it with `fedcore report {first}`"
+        )
 
 
 def _overrides(options: Options) -> list[str]:
