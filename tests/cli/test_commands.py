@@ -111,7 +111,10 @@ def test_seeds_are_a_count_or_a_list(text, seeds):
 def test_list_names_every_preset():
     output = invoke("list").output
     assert set(config.names()) <= {name for word in output.split() for name in expanded_braces(word)}
-    assert "MimiC" in output
+    assert {"MimiC,", "FedBuff,"} <= set(output.split())
+    assert {"MimiC", "FedBuff"} <= {
+        row["name"] for row in json.loads(invoke("list", "methods", "--json").output)["methods"]
+    }
 
 
 def test_list_breaks_no_name():

@@ -150,7 +150,7 @@ class WriterLock(_LockedFile):
     def _refusal(self, folder: Path, shared: bool, content: bytes) -> str:
         """Return the error text for a lock that another process or object holds."""
         due = "already open for writing"
-        advice = 'or open it read-only: readonly=True of ClientStore.open, medium="ram" of Server.load'
+        advice = 'or make the change there; to read: readonly=True of ClientStore.open, medium="ram" of Server.load'
         if shared:
             due = "no write access to register a reader, and the store is open for writing"
             advice = "or get write access to the folder"
