@@ -25,7 +25,7 @@ from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
 from fedcore.server import folder as saved
-from fedcore.server.report import ROUND, checked, read_lines, write_lines
+from fedcore.server.report import ROUND, TOTALS, checked, read_lines, write_lines
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
@@ -589,7 +589,7 @@ def check(options: Options) -> None:
         if digest in anchors:
             anchors.discard(digest)
             print(f"anchor {digest}: document {number}, round {document['round']}")
-        if document["what"] != ROUND:
+        if document["what"] not in (ROUND, TOTALS):
             continue
         rounds += 1
         updates = document.get("updates")
