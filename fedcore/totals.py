@@ -33,7 +33,7 @@ from fedcore.store.registry import ClientId, Clients, Registry
 from fedcore.store.slots import RowFormat
 from fedcore.validation import Represented, absolute, check_integer, check_number, is_number, rejection_reason, shorten
 
-BITS, FINEST, MOST_LISTED = 62, 1000, 2**20
+BITS, FINEST, LISTED = 62, 1000, 2**20
 """The sum of all clients' integers is at most 2^62, so that it cannot overflow. 2^-1000 is the least unit of floats. An
 audit document lists at most 2^20 totals."""
 LARGEST, LARGEST_COUNT = 1e280, 2**53 - 1
@@ -421,7 +421,8 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
             if (state := store.state or {}).get("what") != TOTALS:
                 raise CheckpointError(f"{path}: has no Totals; give a new or empty folder")
             a, b = self.form, TotalsForm.read(state["form"])
-            differ = sorted(a._pieces) != sorted(b._pieces), a.bounds != b.bounds, {*registry} != {*store.registry}
+            others = (known := store.registry) != registry and (len(known) != len(registry) or {*known} != {*registry})
+            differ = sorted(a._pieces) != sorted(b._pieces), a.bounds != b.bounds, others
             for name in compress(("values", "bounds", "clients"), differ):
                 raise CheckpointError(f"{name}: {path} has totals with others; pass the same, or a different folder")
             for self.round_number, (_, document) in enumerate(read_audit(path), 1):
@@ -449,11 +450,10 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
         """Return the audit document of a round; ``what``, ``form`` and ``numbers`` are the folder's state before it."""
         totals = {name: total.tolist() for name, total in report.totals.items()}
         digest, x = (digest_of_text(json.dumps(one, sort_keys=True)) for one in (totals, form))
-        options = form | {"min_clients": self.min_clients, "private": report.privacy}
-        facts = {"what": what, "options": options, "privacy": ledger.to_state(), "digest": digest}
-        facts["updates"] = [{"client": client} for client in report.accepted]
+        facts = {"what": what, "options": form | {"min_clients": self.min_clients, "private": report.privacy}}
+        facts |= {"privacy": ledger.to_state(), "totals": totals if self.form.words <= LISTED else None}
+        facts["updates"], facts["digest"] = [{"client": client} for client in report.accepted], digest
         facts["rejected"] = [{"client": client, "reason": reason} for client, reason in report.rejected]
-        facts["totals"] = totals if self.form.words <= MOST_LISTED else None
         return document_of(facts, round=report.round, previous=numbers["audited"], x=(x, x), key=self._key)
 
     def audit_log(self) -> list[Document]:

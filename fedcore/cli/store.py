@@ -40,7 +40,7 @@ HELP = """
 
 
 HELP_OF_AUDIT = """
-    Check the audit log of a server, without its folder.
+    Check the audit log of a server or of totals, without its folder.
 
     Start with: fedcore audit check FILE
 """
@@ -100,7 +100,7 @@ def add_store(group: Parser) -> None:
     model = _argument("model", metavar="MODEL", help="safetensors file or folder")
     command("replace", replace, state, model, terminal.add_imports, key)
     lines = _argument("--export", metavar="FILE", help="write the documents as JSON lines")
-    command("audit", audit, "folder of a server with an audit log", lines)
+    command("audit", audit, "folder of a server, or of totals, with an audit log", lines)
     parser = command("reshard", reshard, "manifest or folder of a cluster, or a server's folder")
     parser.add_argument("--shards", type=whole, required=True, metavar="N", help="new number of shards")
     _argument("--to", help="folder of the new cluster; PATH is kept")(parser)
@@ -387,7 +387,7 @@ def export(options: Options) -> None:
 
 
 def audit(options: Options) -> None:
-    """Show the audit log of a server's folder, or export it.
+    """Show the audit log in a folder of a server or of totals, or export it.
 
     The command checks the documents first. It prints the digest of the newest one. If you
     publish it after each round, `fedcore audit check FILE --anchor DIGEST` shows anyone with
@@ -400,7 +400,7 @@ def audit(options: Options) -> None:
     """
     _require_unsharded("audit", options.path, "they keep no audit log")
     if not (log := saved.read_audit(options.path)):
-        raise StoreError(f"{options.path}: has no documents; a server with Storage(audit=True) writes them")
+        raise StoreError(f"{options.path}: has no documents; Storage(audit=True) and Totals(path=) write them")
     if options.export is not None:
         write_lines(options.export, [document for _, document in log])
         print(f"wrote {options.export}: {len(log):,} documents")

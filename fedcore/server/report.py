@@ -649,7 +649,7 @@ def _keys() -> Any:
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, sort_keys=True, default=int)  # the id of a client may be NumPy's
+    return json.dumps(document, sort_keys=True, default=lambda id: id.__index__())  # of NumPy
 
 
 def _parsed(text: str) -> Document:
