@@ -121,16 +121,19 @@ class SecureClient(Represented):
         """
         return wire.read_header(message, PHASES, None)[0] == OPEN
 
-    def answer(self, message: bytes, words: U64 | None = None) -> bytes:
+    def answer(self, message: bytes, words: U64 | None = None, *, form: type = object) -> bytes:
         """Return the answer to the server's message.
 
         Args:
             words: uint64[encoding.words] from ``Encoding.encode``, if ``needs_words(message)``; they do not change.
+            form: the kind of sum with which the client takes part: ``Encoding`` for updates of a model, ``TotalsForm``
+                for totals. Default: both; ``encoding`` then says which.
 
         Raises:
             ArrayError: the message is malformed, or not the next one of this session, or a key is not valid.
             RangeError: the server's numbers break the rules, such as a threshold of half of the group or less.
-            RoundError: too few clients are left. The client leaves the sum.
+            RoundError: too few clients are left, or the server asks for a sum of another ``form``. The client leaves
+                the sum.
 
         Cost: of the masked words, 8 n bytes of AES for each client of the group; a few messages of 100 bytes for each
             client of the group.
@@ -139,7 +142,7 @@ class SecureClient(Represented):
         expected = phases[self._answered : self._answered + 1]
         kind, session, body = wire.read_header(message, expected, self._session)
         if kind == OPEN:
-            answer = self._open(session, body)
+            answer = self._open(session, body, form)
         elif kind == ROSTER:
             answer = self._deal(session, body)
         elif kind == INBOX:
@@ -155,9 +158,10 @@ class SecureClient(Represented):
         self._answered += 1
         return answer
 
-    def _open(self, session: bytes, body: memoryview) -> bytes:
+    def _open(self, session: bytes, body: memoryview, form: type) -> bytes:
         opening = wire.read_open(body)
-        encoding = Encoding.read(opening.encoding)
+        if not issubclass(type(encoding := Encoding.read(opening.encoding)), form):
+            raise RoundError(f"encoding: the client takes part with {form.__name__}, not {type(encoding).__name__}")
         if (fewest := opening.min_clients) < self._min_clients:  # other clients would show shares for so few
             raise RoundError(f"min_clients={self._min_clients}: the server asks for a sum of {fewest} clients or more")
         if opening.is_signed != (self._identity is not None):
@@ -230,7 +234,6 @@ class SecureClient(Represented):
             raise ArrayError("inbox: the client's own shares are missing, or a client is not of the group")
         if len(dealt) < self._threshold:
             raise RoundError(f"inbox: {len(dealt)} clients dealt shares, but the threshold is {self._threshold}")
-        assert self.encoding is not None  # since the client answered the first message
         masked = as_words(words, self.encoding.words).copy()
         held = {index: self._opened(index, sent) for index, sent in dealt.items()}
         others, context = [index for index in dealt if index != self._index], self._context

@@ -29,9 +29,10 @@ from fedcore.secure.primitives import (
     public_key,
     self_mask,
 )
+from fedcore.server import Server
 from fedcore.server.report import Rejected
 from fedcore.store.registry import ClientId, canonical
-from fedcore.totals import TotalsForm
+from fedcore.totals import Totals, TotalsForm
 from fedcore.validation import Represented, check_integer, rejection_reason, short_repr
 
 LOGGER = logging.getLogger("fedcore.secure")
@@ -221,9 +222,12 @@ class SecureServer(Represented):
 
         Raises:
             RoundError: the sum is not open.
+            ArrayError: ``server`` is of another kind than the encoding's.
             RangeError: the total cannot be a sum of valid updates: a client sent wrong words, and the protocol hides
                 which one.
         """
+        if not issubclass(type(server), Totals if isinstance(self.encoding, TotalsForm) else Server):
+            raise ArrayError(f"server: expected the Server or the Totals that made the encoding, got {type(server)}")
         if self.total is None:
             raise RoundError("partial_sum: the sum is not open; close all phases first")
         return self.encoding.partial_sum(server, self.total, self.survivors, self.rejected)

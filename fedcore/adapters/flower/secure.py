@@ -247,7 +247,7 @@ def secure_mod(
             if reply.has_error():
                 return reply
             words = _encoded(client, layout, x, reply.content, work)
-        answer = client.answer(data, words)
+        answer = client.answer(data, words, form=Encoding)
         states[SECURE] = ConfigRecord({"state": json.dumps(client.to_state())})
         return Message(_content(answer), reply_to=message)
 
