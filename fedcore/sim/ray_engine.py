@@ -20,6 +20,7 @@ from fedcore.arrays import F32
 from fedcore.cluster import Slices, digest_of
 from fedcore.cluster.workers import MOST_TRIES, ArgumentLostError, LostError, Pool, Session, Stats, Worker
 from fedcore.errors import ClusterError, RangeError
+from fedcore.files import closed_on_error
 from fedcore.profiling import timed
 from fedcore.runtime import hide_warnings_of_others, set_threads
 from fedcore.server import Broadcast, SentSlices, Update
@@ -101,7 +102,7 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
             raise RangeError(f"gpus=0: must be > 0 on {device!r}; use 1, or 0.25 if four workers share a GPU")
         options["device"] = device
         self._session = Session(address, cpus=workers * cpus)
-        try:
+        with closed_on_error(self._session):
             pickled = self._session.pickled(module)
             self._local = InProcess(module, dataset, parts, **options)
             super().__init__(self._local)
@@ -112,9 +113,6 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
             training = replace(dataset, parts=None, **no_test)
             shared = tuple(map(self._session.put, (tuple(imports), pickled, training, list(parts), options)))
             self._pool = Pool(self._session, Trainer, workers, cpus=cpus, gpus=gpus, arguments=shared)
-        except BaseException:
-            self._session.close()
-            raise
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast in the workers, some before their update is read.

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from fedcore import runtime as randomness
 from fedcore.arrays import I64
 from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
+from fedcore.files import closed_on_error
 from fedcore.kernels import Codes
 from fedcore.kernels.rows import BLOCK
 from fedcore.profiling import span
@@ -140,19 +142,15 @@ class ClientStore(CommittedRows):
 
         def read() -> Content:
             folder = Folder(place, readonly=readonly, durable=durable, keep_previous=keep_previous)
-            try:
+            with closed_on_error(folder):
                 content = Content.read(folder)
-                if medium != "mmap":
-                    loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
-                    content.copy_to(loaded)
-                    loaded.documents = folder.index.documents()
-                    content = loaded
-            except BaseException:
-                folder.close()
-                raise
-            if medium != "mmap":
-                folder.close()
-            return content
+                if medium == "mmap":
+                    return content
+            with closing(folder):
+                loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
+                content.copy_to(loaded)
+                loaded.documents = folder.index.documents()
+            return loaded
 
         store = cls.__new__(cls)
         CommittedRows.__init__(store, Session(undisturbed(place, read), durability, resident_rows))
