@@ -655,14 +655,8 @@ def _unusual(options: Options) -> dict[str, Any]:
     return {one.name: value for one in fields(options) if (value := getattr(options, one.name)) != one.default}  # type: ignore[arg-type]
 
 
-KEYS = {
-    "fold": "batch_size",
-    "accumulate": "accumulator",
-    "late_rounds": "max_staleness",
-    "diagnostics": "diagnostics",
-    "audit": "audit",
-    "journal": "journal",
-}
+KEYS = {"fold": "batch_size", "accumulate": "accumulator", "late_rounds": "max_staleness"}
+KEYS |= {name: name for name in ("diagnostics", "audit", "journal")}
 """Keys of a folder's settings, and the fields of ``Settings``."""
 LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm", "open": "max_open"}
 """Keys of a folder's limits, and the fields of ``Limits``."""

@@ -69,11 +69,9 @@ def run(options: Options) -> None:
     rules = _rules(options.rules, options_given)
     weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
     how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm", "lora", "rank")}
-    optimizer = _optimizer(options.server_optimizer, options_given)
+    how |= {"optimizer": _optimizer(options.server_optimizer, options_given), "rule": rules or None}
     with terminal.progress("bytes read") as show:
-        report = merge(
-            options.out, options.inputs, weights, optimizer=optimizer, rule=rules or None, progress=show, **how
-        )
+        report = merge(options.out, options.inputs, weights, progress=show, **how)
     inputs = list(zip(options.inputs, report["inputs"], strict=True))
     for path, one in inputs:
         if "rejected" in one:

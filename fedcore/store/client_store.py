@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -29,7 +28,7 @@ from fedcore.store.slots import Codec, Row, RowFormat
 from fedcore.validation import absolute, check_integer
 
 
-class ClientStore(CommittedRows):
+class ClientStore(CommittedRows, randomness.Closing):
     """A store of one row of n numbers per client and of named server vectors, changed by atomic commits.
 
     ``stage`` returns free slots that readers do not see. ``commit`` makes the staged rows, the vectors and a state
@@ -93,11 +92,8 @@ class ClientStore(CommittedRows):
         require_folder(keep_previous, medium, readonly=False)
         form, registry, folder = RowFormat(codec, n, device), Registry(clients), None
         if (medium == "mmap") != (path is not None):
-            raise RangeError(
-                "path: give a folder for medium='mmap'"
-                if path is None
-                else f"path={str(path)!r}: only for medium='mmap'; save() writes a store in memory to a folder"
-            )
+            only = f"path={str(path)!r}: only for medium='mmap'; save() writes a store in memory to a folder"
+            raise RangeError("path: give a folder for medium='mmap'" if path is None else only)
         if path is not None:
             with replacing(absolute(path), form, registry, existing=False):
                 pass
@@ -384,14 +380,6 @@ class ClientStore(CommittedRows):
                 files failed, the store is durable and closed.
         """
         self._session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _stage(self, numbers: I64, round: int | None) -> list[Row]:
         rows, listed = self._content.rows, numbers.tolist()

@@ -317,8 +317,7 @@ class Session:
         entries = _lowered_rows(content)
         try:
             table, taken = (content.vectors.table, []) if erase else content.vectors.lowered()
-            change = Change(content.round, content.state, table, taken, entries)
-            self._change(change, keeps=False)
+            self._change(Change(content.round, content.state, table, taken, entries), keeps=False)
         except BaseException:
             moved = set(entries["slot"].tolist()) - set(content.rows.slot[entries["number"]].tolist())
             content.rows.slots.give(moved)  # the transaction failed

@@ -264,13 +264,11 @@ def _hint(path: Path) -> str:
     if not path.exists():
         previous = sorted(path.parent.glob(f"{escape(path.name)}.previous-*"))
         return (
-            f"; {previous[-1]} is an older copy from an interrupted save" if previous else "; the folder does not exist"
+            f"; {previous[-1]} is an older copy of an interrupted save" if previous else "; the folder does not exist"
         )
-    return (
-        f"; the folder has {sorted(entry.name for entry in path.iterdir())[:8]}"
-        if path.is_dir()
-        else "; the path is a file"
-    )
+    if path.is_dir():
+        return f"; the folder has {sorted(entry.name for entry in path.iterdir())[:8]}"
+    return "; the path is a file"
 
 
 def undisturbed(path: Path, read: Callable[[], T]) -> T:
