@@ -772,7 +772,8 @@ def to_host(array: Any) -> Vector:
             if hasattr(array, method):
                 array = getattr(array, method)()
                 break
-    return array
+    host: Vector = array
+    return host
 
 
 class BufferPool:

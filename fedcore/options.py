@@ -547,13 +547,8 @@ class Settings:
 
     def changed(self, options: Mapping[str, Any]) -> "Settings":
         """Return the settings with changed rates, limits, rules or policy; see ``Server.change``."""
-        checks: dict[str, Callable[[Any], Any]] = {
-            "lr": as_rate,
-            "server_lr": as_rate,
-            "limits": as_limits,
-            "aggregation": Chain.of,
-            "policy": as_policy,
-        }
+        checks: dict[str, Callable[[Any], Any]] = dict.fromkeys(RATES, as_rate)
+        checks |= {"limits": as_limits, "aggregation": Chain.of, "policy": as_policy}
         values: dict[str, Any] = {}
         for name, value in options.items():
             if name not in CHANGEABLE:
@@ -764,13 +759,8 @@ def _saved_rule(saved: Mapping[str, Any], given: Chain | None) -> Any:
 
 DESCRIBED = ("algorithm", "optimizer", "lr", "server_lr")
 """Arguments of ``Server`` that a folder describes by a name and options."""
-REGISTRIES: dict[str, Registry[Any]] = {
-    "algorithm": algorithms.REGISTRY,
-    "optimizer": optimizers.REGISTRY,
-    "lr": rates.REGISTRY,
-    "server_lr": rates.REGISTRY,
-    "aggregation": rules.REGISTRY,
-}
+REGISTRIES: dict[str, Registry[Any]] = dict.fromkeys(RATES, rates.REGISTRY)
+REGISTRIES |= {"algorithm": algorithms.REGISTRY, "optimizer": optimizers.REGISTRY, "aggregation": rules.REGISTRY}
 
 BY_MODULE = ("algorithm", "aggregation")
 """Objects that may be found by ``module:Name``, since their class is checked. A rate can be any callable, and a folder

@@ -281,8 +281,7 @@ def compact(options: Options) -> None:
     before = sum(map(_bytes, stores))
     if shards or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
         own = {"folders": options.folders} if shards else {"medium": "mmap", "audit_key": _audit_key(options)}
-        storage = Storage(**own)
-        with Server.load(options.path, storage=storage) as server:
+        with Server.load(options.path, storage=Storage(**own)) as server:
             server.compact(erase=options.erase)
     for folder in journals if shards else stores:
         with _open(folder, options.path) as opened:

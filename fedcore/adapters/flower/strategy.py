@@ -619,17 +619,15 @@ class FedYogi(FedAvg):
     def __init__(
         self, *, eta: float = 0.01, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
     ) -> None:
-        yogi = optimizers.Yogi(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0)
         options.pop("eta_l", None)
-        super().__init__(optimizer=yogi, **options)
+        super().__init__(optimizer=optimizers.Yogi(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0), **options)
 
 
 class FedAvgM(FedAvg):
     """FedAvg with ``fedcore.algorithms.optimizers.SGD``: the arguments and results of Flower's FedAvgM."""
 
     def __init__(self, *, server_learning_rate: float = 1.0, server_momentum: float = 0.0, **options: Any) -> None:
-        momentum = optimizers.SGD(momentum=server_momentum, eta=server_learning_rate)
-        super().__init__(optimizer=momentum, **options)
+        super().__init__(optimizer=optimizers.SGD(momentum=server_momentum, eta=server_learning_rate), **options)
 
 
 class FedProx(ServerStrategy, method=algorithms.FedProx):
