@@ -121,6 +121,12 @@ def _audit_key(options: Options) -> bytes | None:
         return file.read(33)
 
 
+def _server(options: Options) -> Server:
+    """Load the server of a folder, with its imports."""
+    terminal.load_imports(options.imports)
+    return Server.load(options.path, storage=Storage(medium="mmap", audit_key=_audit_key(options)))
+
+
 def info(options: Options) -> None:
     """Show clients, rows, vectors, the last round and the disk space of a store.
 
@@ -431,9 +437,7 @@ def remove_client(options: Options) -> None:
     Example:
       fedcore store remove-client state 6718209338712947
     """
-    terminal.load_imports(options.imports)
-    storage = Storage(medium="mmap", audit_key=_audit_key(options))
-    with Server.load(options.path, storage=storage) as server:
+    with _server(options) as server:
         client: Any = options.client
         known = server.clients
         if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
@@ -459,9 +463,7 @@ def replace(options: Options) -> None:
       fedcore store export state model.safetensors
       fedcore store replace state pruned.safetensors
     """
-    terminal.load_imports(options.imports)
-    storage = Storage(medium="mmap", audit_key=_audit_key(options))
-    with Server.load(options.path, storage=storage) as server:
+    with _server(options) as server:
         server.replace_x(Safetensors(options.model))
     print(f"model replaced after round {server.round_number}")
 

@@ -121,12 +121,8 @@ class SecureController(Controller):
             has_model = SecureClient.needs_words(message)
             model = model_of(server, sent, name) if has_model else _message(np.zeros(1, np.uint8), sent.round)
             model.meta[SECURE] = message
-            self.send_model(
-                task_name=self.task_name,
-                data=model,
-                targets=[str(name)],
-                callback=partial(_receive, secure, turn),
-            )
+            take = partial(_receive, secure, turn)
+            self.send_model(task_name=self.task_name, data=model, targets=[str(name)], callback=take)
         deadline = server.policy.deadline
         end = float("inf") if deadline is None else time.monotonic() + deadline
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:

@@ -124,10 +124,9 @@ class WriterLock(_LockedFile):
 
     def _overwritten(self) -> str | None:
         """Return the error text if another process has written to the locked file, or None."""
-        content = self._content(self._fd)
-        return (
-            None if content == self._written else f"{_first_line(content) or 'another process'} has written to the file"
-        )
+        if (content := self._content(self._fd)) == self._written:
+            return None
+        return f"{_first_line(content) or 'another process'} has written to the file"
 
     def _content(self, fd: int) -> bytes:
         return os.pread(fd, 2 * len(self._written), 0)
