@@ -19,47 +19,11 @@ if TYPE_CHECKING:
     from fedcore.sim import participation
     from fedcore.sim.network import Network, NetworkReport, NetworkRound, topology
 
-__all__ = [
-    "Broadcast",
-    "ClientStore",
-    "Compute",
-    "EdgeAggregator",
-    "Layout",
-    "Limits",
-    "Model",
-    "Network",
-    "NetworkReport",
-    "NetworkRound",
-    "PartialSum",
-    "Reply",
-    "Report",
-    "Round",
-    "RoundPolicy",
-    "Safetensors",
-    "Server",
-    "Storage",
-    "Totals",
-    "Update",
-    "__version__",
-    "aggregate",
-    "algorithms",
-    "build_info",
-    "cluster",
-    "combines",
-    "errors",
-    "isa",
-    "kernels",
-    "merge",
-    "participation",
-    "profile",
-    "read_model",
-    "rules",
-    "sampling",
-    "set_threads",
-    "threads",
-    "topology",
-    "write_model",
-]
+__all__ = ["Broadcast", "ClientStore", "Compute", "EdgeAggregator", "Layout", "Limits", "Model", "Network"]
+__all__ += ["NetworkReport", "NetworkRound", "PartialSum", "Reply", "Report", "Round", "RoundPolicy", "Safetensors"]
+__all__ += ["Server", "Storage", "Totals", "Update", "__version__", "aggregate", "algorithms", "build_info", "cluster"]
+__all__ += ["combines", "errors", "isa", "kernels", "merge", "participation", "profile", "read_model", "rules"]
+__all__ += ["sampling", "set_threads", "threads", "topology", "write_model"]
 
 _LATER = {
     "Network": "fedcore.sim.network",

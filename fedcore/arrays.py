@@ -1,5 +1,6 @@
 """The native module, and vectors on the host and on CUDA devices: allocation, copies, and arrays of other libraries."""
 
+import ctypes
 import errno
 import mmap
 import os
@@ -7,19 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from ctypes import (
-    Structure,
-    addressof,
-    c_char_p,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_uint16,
-    c_uint64,
-    c_void_p,
-    py_object,
-    pythonapi,
-)
 from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import cycle
@@ -31,14 +19,7 @@ from weakref import finalize, ref
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import (
-    ArrayError,
-    DeviceError,
-    MissingDependencyError,
-    ShapeError,
-    StoreError,
-    UnknownNameError,
-)
+from fedcore.errors import ArrayError, DeviceError, MissingDependencyError, ShapeError, StoreError, UnknownNameError
 
 # ``fedcore/_core.pyi`` lists the names of the native module, ``fedcore._core``.
 
@@ -342,10 +323,9 @@ def _way_out(leaf: Any, torch: Any) -> str:
         return "call the module once, which creates its parameters"
     if leaf.is_meta:
         return "it is on the device meta, without numbers; load them first"
-    is_sparse = leaf.layout not in (torch.strided, torch.jagged)
-    needs = {"to_padded_tensor": leaf.is_nested, "dequantize": leaf.is_quantized}
-    if is_sparse:
+    if leaf.layout not in (torch.strided, torch.jagged):
         return f"its layout is {str(leaf.layout).removeprefix('torch.')}; call to_dense()"
+    needs = {"to_padded_tensor": leaf.is_nested, "dequantize": leaf.is_quantized}
     for method, advice in _METHODS.items():
         if needs.get(method) or getattr(type(leaf), method, None) is not getattr(torch.Tensor, method, None):
             return advice
@@ -438,8 +418,9 @@ class Bfloat16Array:
 
     def __init__(self, codes: npt.NDArray[np.uint16]) -> None:
         self.codes, self.shape, self.nbytes = codes, codes.shape, codes.nbytes
-        self._sizes = (c_int64 * 1)(codes.size)
-        self._tensor = _DLManagedTensor(codes.ctypes.data, *_HOST_DEVICE, 1, *_BFLOAT16, addressof(self._sizes))
+        self._sizes = (ctypes.c_int64 * 1)(codes.size)
+        sizes = ctypes.addressof(self._sizes)
+        self._tensor = _DLManagedTensor(codes.ctypes.data, *_HOST_DEVICE, 1, *_BFLOAT16, sizes)
 
     def __len__(self) -> int:
         return self.codes.size
@@ -449,7 +430,7 @@ class Bfloat16Array:
 
     def __dlpack__(self, **_: Any) -> Any:
         """Return an export that is valid while this object exists."""
-        return _new_capsule(addressof(self._tensor), b"dltensor", None)
+        return _new_capsule(ctypes.addressof(self._tensor), b"dltensor", None)
 
     def isfinite(self) -> Bools:
         """Return whether each number is finite."""
@@ -463,19 +444,20 @@ class Bfloat16Array:
         return numbers.astype(dtype, copy=False)
 
 
-class _DLManagedTensor(Structure):
+class _DLManagedTensor(ctypes.Structure):
     """DLPack's structure of a tensor without strides and deleter."""
 
     _fields_ = (
-        *(("data", c_void_p), ("device_type", c_int32), ("device", c_int32), ("axes", c_int32)),
-        *(("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16), ("shape", c_void_p), ("strides", c_void_p)),
-        *(("offset", c_uint64), ("context", c_void_p), ("deleter", c_void_p)),
+        *(("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device", ctypes.c_int32)),
+        *(("axes", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)),
+        *(("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64)),
+        *(("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)),
     )
 
 
 _HOST_DEVICE, _BFLOAT16 = (1, 0), (4, 16, 1)
-_new_capsule = pythonapi.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = py_object, (c_void_p, c_char_p, c_void_p)
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def flatten_on_device(name: str, leaf: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from fedcore.errors import MissingDependencyError
+from fedcore.runtime import Closing
 from fedcore.server import Report
 from fedcore.validation import absolute
 
@@ -70,7 +71,7 @@ def _require(callback: object, package: str, extra: str) -> None:
         raise MissingDependencyError.of(type(callback).__name__, package, extra=extra)
 
 
-class Callback(ABC):
+class Callback(Closing, ABC):
     """Base class of loggers, which are context managers. A subclass defines ``write``.
 
     - ``Server(callbacks=[callback])`` logs the rounds of a server.
@@ -119,14 +120,8 @@ class Callback(ABC):
             about: the trial's preset, algorithm and seed; empty for a server.
         """
 
-    def close(self) -> None:  # noqa: B027  # a subclass may have nothing to close
+    def close(self) -> None:  # a subclass may have nothing to close
         """Write the buffered figures and close all files and connections."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _run_name(group: str, about: Mapping[str, str]) -> str:

@@ -67,6 +67,16 @@ def opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator[
         os.close(fd)
 
 
+@contextmanager
+def closed_on_error(part: Any) -> Iterator[None]:
+    """Close ``part`` if the block raises an error."""
+    try:
+        yield
+    except BaseException:
+        part.close()
+        raise
+
+
 def open_file(
     path: str | Path, flags: int = os.O_RDONLY, folder: OpenFolder | None = None, *, follows: bool = False
 ) -> int:

@@ -547,13 +547,8 @@ class Settings:
 
     def changed(self, options: Mapping[str, Any]) -> "Settings":
         """Return the settings with changed rates, limits, rules or policy; see ``Server.change``."""
-        checks: dict[str, Callable[[Any], Any]] = {
-            "lr": as_rate,
-            "server_lr": as_rate,
-            "limits": as_limits,
-            "aggregation": Chain.of,
-            "policy": as_policy,
-        }
+        checks: dict[str, Callable[[Any], Any]] = dict.fromkeys(RATES, as_rate)
+        checks |= {"limits": as_limits, "aggregation": Chain.of, "policy": as_policy}
         values: dict[str, Any] = {}
         for name, value in options.items():
             if name not in CHANGEABLE:
@@ -660,14 +655,8 @@ def _unusual(options: Options) -> dict[str, Any]:
     return {one.name: value for one in fields(options) if (value := getattr(options, one.name)) != one.default}  # type: ignore[arg-type]
 
 
-KEYS = {
-    "fold": "batch_size",
-    "accumulate": "accumulator",
-    "late_rounds": "max_staleness",
-    "diagnostics": "diagnostics",
-    "audit": "audit",
-    "journal": "journal",
-}
+KEYS = {"fold": "batch_size", "accumulate": "accumulator", "late_rounds": "max_staleness"}
+KEYS |= {name: name for name in ("diagnostics", "audit", "journal")}
 """Keys of a folder's settings, and the fields of ``Settings``."""
 LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm", "open": "max_open"}
 """Keys of a folder's limits, and the fields of ``Limits``."""
@@ -775,13 +764,8 @@ def _saved_rule(saved: Mapping[str, Any], given: Chain | None) -> Any:
 
 DESCRIBED = ("algorithm", "optimizer", "lr", "server_lr")
 """Arguments of ``Server`` that a folder describes by a name and options."""
-REGISTRIES: dict[str, Registry[Any]] = {
-    "algorithm": algorithms.REGISTRY,
-    "optimizer": optimizers.REGISTRY,
-    "lr": rates.REGISTRY,
-    "server_lr": rates.REGISTRY,
-    "aggregation": rules.REGISTRY,
-}
+REGISTRIES: dict[str, Registry[Any]] = dict.fromkeys(RATES, rates.REGISTRY)
+REGISTRIES |= {"algorithm": algorithms.REGISTRY, "optimizer": optimizers.REGISTRY, "aggregation": rules.REGISTRY}
 
 BY_MODULE = ("algorithm", "aggregation")
 """Objects that may be found by ``module:Name``, since their class is checked. A rate can be any callable, and a folder

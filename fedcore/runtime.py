@@ -23,6 +23,19 @@ from fedcore.errors import PicklingError
 from fedcore.validation import check_integer
 
 
+class Closing:
+    """A context manager that closes itself at the end of the block."""
+
+    def close(self) -> None:
+        """Release what the object holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Unpicklable:
     """Base class of objects that cannot be pickled. ``copy.deepcopy`` can copy them if they have no open files.
 

@@ -16,13 +16,7 @@ from fedcore.errors import RangeError
 from fedcore.runtime import tag
 from fedcore.validation import check_integer, check_number, describe_interval, in_interval, numbers
 
-__all__ = [
-    "bernoulli",
-    "permutation",
-    "weighted_without_replacement",
-    "with_replacement",
-    "without_replacement",
-]
+__all__ = ["bernoulli", "permutation", "weighted_without_replacement", "with_replacement", "without_replacement"]
 
 _LONGEST = 2**63 - 1  # indices are int64
 _Key = tuple[int, int, int, int]  # seed, round, client, purpose
@@ -94,13 +88,7 @@ def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = 
 
 @ieee
 def permutation(
-    population: int,
-    *,
-    seed: int,
-    round: int,
-    purpose: str = "cohort",
-    start: int = 0,
-    stop: int | None = None,
+    population: int, *, seed: int, round: int, purpose: str = "cohort", start: int = 0, stop: int | None = None
 ) -> I64:
     """Return the positions ``start`` to ``stop`` of a keyed permutation of all clients, without computing the rest.
 

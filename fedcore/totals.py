@@ -1,30 +1,41 @@
 """Sums, counts and histograms of clients' values: rounds whose result is their totals, the same in any order."""
 
+import json
 import logging
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import compress, zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import F64, ieee
-from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, RoundError
+from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError
 from fedcore.model import Layout
 from fedcore.model.policy import INTEGERS
-from fedcore.options import Callback
+from fedcore.options import Callback, Storage
 from fedcore.rules.private import Ledger, PrivateMean
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server import OpenRound, Reply, Report, RoundLock, one_call
+from fedcore.server.folder import checkpoint_errors, read_audit
+from fedcore.server.report import TOTALS, Document, document_of, public_key
+from fedcore.server.update import digest_of_text
+from fedcore.store.client_store import ClientStore, create
+from fedcore.store.files.inventory import INDEX
 from fedcore.store.registry import ClientId, Clients, Registry
-from fedcore.validation import Represented, check_integer, check_number, is_number, rejection_reason, shorten
+from fedcore.store.slots import RowFormat
+from fedcore.validation import Represented, absolute, check_integer, check_number, is_number, rejection_reason, shorten
 
-BITS, FINEST = 62, 1000
-"""The sum of all clients' integers is at most 2^62, so that it cannot overflow. 2^-1000 is the least unit of floats."""
+BITS, FINEST, LISTED = 62, 1000, 2**20
+"""The sum of all clients' integers is at most 2^62, so that it cannot overflow. 2^-1000 is the least unit of floats. An
+audit document lists at most 2^20 totals."""
 LARGEST, LARGEST_COUNT = 1e280, 2**53 - 1
 """The greatest bounds: the sum of 2^62 such floats is finite, and a float64 holds such a count."""
 
@@ -65,9 +76,9 @@ class TotalsForm:
             raise ArrayError(f"values, bounds: need different names, and pairs for some of them, got {list(bounds)}")
         for name, (low, high) in bounds.items():
             largest = float(usual[name][1])
-            check_number(f"bounds[{name!r}]", low, f"[-{largest!r}, {largest!r}]")
-            check_number(f"bounds[{name!r}]", high, f"({float(low)!r}, {largest!r}]")
-        object.__setattr__(self, "bounds", {name: tuple(pair) for name, pair in bounds.items()})
+            low = check_number(f"bounds[{name!r}]", low, f"[-{largest!r}, {largest!r}]")
+            bounds[name] = low, check_number(f"bounds[{name!r}]", high, f"({low!r}, {largest!r}]")
+        object.__setattr__(self, "bounds", bounds)
 
     @cached_property
     def _pieces(self) -> list[tuple[str, bool, tuple[int, ...], int]]:
@@ -196,7 +207,8 @@ class TotalsReport(Report):
     Attributes:
         totals: the totals of the accepted clients by name: int64 or float64 arrays, and NumPy's numbers for totals
             without dimensions. With ``private``, all are float64.
-        seconds: the time of ``finish``.
+        seconds: the time of ``finish``, without that of the commit to a folder.
+        audited: with ``path``, the digest of the round's audit document.
     """
 
     totals: Mapping[str, Any] = field(default_factory=dict)
@@ -265,7 +277,7 @@ class TotalsRound(OpenRound):
         """
         self._require_open()
         try:
-            if partial.form != self._totals.encoding():
+            if not isinstance(partial, PartialTotals) or partial.form != self._totals.encoding():
                 raise RangeError("sum: it belongs to other totals or another round")
             return self._take(partial.clients, partial.parts, partial.rejected)
         except FedcoreError as error:
@@ -284,14 +296,15 @@ class TotalsRound(OpenRound):
         return Reply("rejected", rejection_reason(error))
 
     def finish(self) -> TotalsReport:
-        """Add up the accepted values, and close the round.
+        """Add up the accepted values, and close the round. With ``path``, its audit document is durable then.
 
         Log a warning to "fedcore.totals" if all values were rejected.
 
         Raises:
             RoundError: the round is closed, or has fewer accepted clients than ``min_clients``; then it stays open.
+            StoreError: the folder could not be written, for example since the disk is full. The round stays open.
 
-        Cost: about .3 us for each number of each client.
+        Cost: about .3 us for each number of each client; with ``path`` also a durable commit of the document.
         """
         report = self._finish()
         self._announce(report)
@@ -307,14 +320,12 @@ class TotalsRound(OpenRound):
         parts = [part for part in self._accepted.values() if part is not None]
         totals, ledger = self._form.total(parts, rule, self._totals.privacy)
         with uninterrupted():
-            outcome: dict[str, Any] = {"totals": totals, "privacy": rule and rule.shown(ledger), "bytes": self._bytes}
+            more: dict[str, Any] = {"totals": totals, "privacy": rule and rule.shown(ledger), "bytes": self._bytes}
             facts = self._number, tuple(self._accepted), tuple(self._rejected)
-            self.report = TotalsReport(*facts, **outcome, seconds=time.perf_counter() - began)
-            self._totals.privacy, self._totals.round_number, self.is_open = ledger, self._number + 1, False
-        return self.report
+            return self._totals._commit(self, TotalsReport(*facts, **more, seconds=time.perf_counter() - began), ledger)
 
 
-class Totals(Represented, Unpicklable):
+class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
     """Totals of clients' values, such as sums, counts and histograms, in rounds like those of a ``Server``.
 
     Integers are added exactly. A float is the exact sum of the clients' float64 numbers, rounded once: its error is at
@@ -337,17 +348,29 @@ class Totals(Represented, Unpicklable):
             sum gets noise of the deviation ``noise`` x ``clip``, and is multiplied by B. ``expected`` has no effect.
             Default: no noise.
         callbacks: functions that are called with the report of each finished round.
+        path: a folder for the audit documents; see ``audit_log``. ``finish`` returns once the round's document is
+            durable; a crash leaves the round whole or absent. Totals with the same ``values``, ``bounds``, ``clients``
+            and ``path`` continue after its last round, with its ledger; the other arguments may differ. One process at
+            a time can open it. Default: everything is in memory.
+        audit_key: with ``path``, an Ed25519 private key, 32 bytes, that signs each document; it is not stored.
 
     Attributes:
         form: the names, shapes, dtypes and bounds, as ``TotalsForm``.
         clients: the registered clients.
         round_number: the number of finished rounds, which is the index of the next round.
-        privacy: the ledger of the rounds with noise; ``privacy.epsilon(delta)`` is what they have spent. It is in
-            memory: keep ``privacy.to_state()``, and set ``privacy`` again after a restart.
+        privacy: the ledger of the rounds with noise; ``privacy.epsilon(delta)`` is what they have spent. Without
+            ``path`` it is in memory: keep ``privacy.to_state()``, and set ``privacy`` again after a restart.
         min_clients, private, callbacks: as given.
 
     Raises:
         RangeError, DtypeError, ArrayError: an argument is not valid, or options do not combine.
+        CheckpointError: the folder has totals with other values, bounds or clients, or something else, or its log is
+            signed by another key.
+        CorruptionError: the folder is damaged, or a document was changed.
+        LockedError: another ``Totals`` has the folder open.
+        StoreError: the folder cannot be created or opened.
+
+    Cost: opening a folder reads and checks all its documents.
 
     >>> totals = Totals({"count": 0, "sum": 0.0, "histogram": np.zeros(3, int)}, clients=["a", "b"])
     >>> with totals.open_round() as round:
@@ -367,19 +390,94 @@ class Totals(Represented, Unpicklable):
         min_clients: int = 0,
         private: PrivateMean | None = None,
         callbacks: Sequence[Callback] = (),
+        path: str | os.PathLike[str] | None = None,
+        audit_key: bytes | None = None,
     ) -> None:
-        self.clients, self._lock = Clients(Registry(clients).index), RoundLock()
+        self.clients, self._lock = Clients((registry := Registry(clients)).index), RoundLock()
         self.form = TotalsForm(Layout.of(as_arrays(values)), bounds or {}, len(self.clients))
         self.min_clients = check_integer("min_clients", min_clients, 0, len(self.clients))
         self.callbacks, self.round_number, self.privacy = tuple(callbacks), 0, Ledger()
         self.private, self._unbounded = private, self.form.bounds.keys() - (bounds or {}).keys()
         if private is not None and (self._unbounded or private.quantile is not None):
             raise RangeError("private: noise needs bounds of all totals, and a fixed clip; add bounds, and no quantile")
+        if audit_key is not None and path is None:
+            raise RangeError("audit_key: signs the documents of a folder; pass path too, or leave it out")
+        self._key = Storage(audit_key=audit_key).audit_key
+        self._store = None if path is None else self._opened(absolute(path), registry)
 
     _instead = "pass its arguments"
 
     def _facts(self) -> dict[str, Any]:
         return {"totals": list(self.form.bounds), "clients": len(self.clients), "round_number": self.round_number}
+
+    def _opened(self, path: Path, registry: Registry) -> ClientStore:
+        """Open the folder, or create it, and continue after its last round."""
+        signer = None if self._key is None else public_key(self._key)
+        if not os.path.lexists(path / INDEX):
+            first = {"what": TOTALS, "form": self.form.to_state(), "numbers": {"round_number": 0, "audited": None}}
+            create(path, RowFormat("f32", 1), registry, {}, first, str)
+        with ExitStack() as failed, checkpoint_errors(path):
+            failed.callback((store := ClientStore.open(path)).close)
+            if (state := store.state or {}).get("what") != TOTALS:
+                raise CheckpointError(f"{path}: has no Totals; give a new or empty folder")
+            a, b = self.form, TotalsForm.read(state["form"])
+            others = (known := store.registry) != registry and (len(known) != len(registry) or {*known} != {*registry})
+            differ = sorted(a._pieces) != sorted(b._pieces), a.bounds != b.bounds, others
+            for name in compress(("values", "bounds", "clients"), differ):
+                raise CheckpointError(f"{name}: {path} has totals with others; pass the same, or a different folder")
+            for self.round_number, (_, document) in enumerate(read_audit(path), 1):
+                if (by := document.get("signer")) not in (None, signer):
+                    raise CheckpointError(f"audit_key: the audit log is signed by {by}; pass its audit_key again")
+                self.privacy = Ledger.from_state(document["privacy"])
+            failed.pop_all()
+        return store
+
+    def _commit(self, round: TotalsRound, report: TotalsReport, ledger: Ledger) -> TotalsReport:
+        """Make a round durable, and then current. After an error before that, nothing has changed."""
+        store, number, commits = self._store, report.round, getattr(self._store, "commits", 0)
+        try:
+            if store is not None:
+                text = self._document(report, ledger, **store.state)
+                report = replace(report, audited=digest_of_text(text))
+                numbers = {"round_number": number + 1, "audited": report.audited}
+                store.commit(number, state=store.state | {"numbers": numbers}, documents=[(number, text)])
+        finally:
+            if store is None or store.commits != commits:
+                self.privacy, self.round_number, round.report, round.is_open = ledger, number + 1, report, False
+        return report
+
+    def _document(self, report: TotalsReport, ledger: Ledger, what: str, form: Any, numbers: Any) -> str:
+        """Return the audit document of a round; ``what``, ``form`` and ``numbers`` are the folder's state before it."""
+        totals = {name: total.tolist() for name, total in report.totals.items()}
+        digest, x = (digest_of_text(json.dumps(one, sort_keys=True)) for one in (totals, form))
+        facts = {"what": what, "options": form | {"min_clients": self.min_clients, "private": report.privacy}}
+        facts |= {"privacy": ledger.to_state(), "totals": totals if self.form.words <= LISTED else None}
+        facts["updates"], facts["digest"] = [{"client": client} for client in report.accepted], digest
+        facts["rejected"] = [{"client": client, "reason": reason} for client, reason in report.rejected]
+        return document_of(facts, round=report.round, previous=numbers["audited"], x=(x, x), key=self._key)
+
+    def audit_log(self) -> list[Document]:
+        """Return the audit documents of the folder, oldest first; an empty list without ``path``.
+
+        Each document has the clients of a round (``updates``), the rejections, the ``totals``, their ``digest``, which
+        is BLAKE2b-256 of their JSON with sorted names, the ledger after the round (``privacy``), the ``options``, and
+        the digest of the document before it (``previous``). ``x_before`` and ``x_after`` are digests of the form.
+        Totals of more than 2^20 numbers are None.
+
+        Raises:
+            CorruptionError: a document was changed, or is missing.
+
+        Cost: reads all documents.
+        """
+        return [] if self._store is None else [one for _, one in read_audit(absolute(self._store.path or ""))]
+
+    def close(self) -> None:
+        """Close the folder, so that other ``Totals`` can open it. The end of a ``with`` block closes it too."""
+        if self._store is not None:
+            self._store.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def encoding(self) -> TotalsForm:
         """Return the form of the next round's masked integers, for ``SecureServer``.

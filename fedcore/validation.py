@@ -379,8 +379,8 @@ def _bracketed(members: list[str], count: int, brackets: str) -> str:
 
 OWN = "'module:Name' of your own"
 _IMPORT_HINT = (
-    "put the module in the folder of the .toml file, or pass its file, or its folder with a final /, to --import "
-    "(--resume needs this too)"
+    "put the module in the working folder or in that of the .toml file; commands with --import take its file there, or "
+    "its folder with a final /, also with --resume"
 )
 
 ADDED: list[str] = []
@@ -399,6 +399,7 @@ class Registry(Represented, dict[str, T]):
 
     Attributes:
         own: the names of fedcore's rows.
+        composed: names of combinations of a row with other options, and how to make each.
 
     >>> is_int = lambda row: isinstance(row, int)
     >>> numbers = Registry("number", {"one": 1}, expected="an int", fits=is_int, group="x.numbers")
@@ -410,7 +411,7 @@ class Registry(Represented, dict[str, T]):
         self, what: str, rows: Mapping[str, T], *, expected: str, fits: Callable[[Any], bool], group: str
     ) -> None:
         super().__init__(rows)
-        self.what, self.expected, self.group = what, expected, group
+        self.what, self.expected, self.group, self.composed = what, expected, group, dict[str, str]()
         self.own = frozenset(rows)
         self._fits = fits
 
@@ -458,8 +459,10 @@ class Registry(Represented, dict[str, T]):
         offered = self.offered()
         if name in offered:
             return self._checked(name, self._attribute(name, *_split(offered[name].value)))
+        if how := {one.lower(): how for one, how in self.composed.items()}.get(name.lower()):
+            raise UnknownNameError(f"{self.what}: {name} is {how}")
         if ":" not in name:
-            raise UnknownNameError.of(self.what, name, [*self, *offered], else_=OWN)
+            raise UnknownNameError.of(self.what, name, [*self, *offered, *self.composed], else_=OWN)
         module, attribute = _split(name)
         if not imports and module not in sys.modules and name not in {point.value for point in offered.values()}:
             raise UnknownNameError(

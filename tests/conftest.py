@@ -2,9 +2,11 @@
 
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
+import warnings
 from collections import Counter, defaultdict
 from importlib.util import find_spec
 from itertools import combinations, islice
@@ -56,9 +58,19 @@ def pytest_configure(config):
     os.register_at_fork(after_in_child=lambda: [os.close(files.pop().fileno()) for _ in range(len(files))])
 
 
+# Files with tests of many seconds, which would let the other processes wait if they came last.
+FIRST = {"test_blocks.py", "test_cuda_image.py", "test_determinism.py", "test_foreign_tensors.py", "test_native.py"}
+ON_RAY = pytest.StashKey[set]()
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Mark the cases of a test or class marked by ``sample`` that are not in the sample as ``endurance`` tests."""
+def pytest_collection_modifyitems(config, items):
+    """Mark the cases of a test or class marked by ``sample`` that are not in the sample as ``endurance`` tests.
+
+    Files that use the Ray session come first, then those of ``FIRST``.
+    """
+    on_ray = config.stash[ON_RAY] = {item.path for item in items if "ray_session" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path not in on_ray, item.path.name not in FIRST))
     products = defaultdict(list)
     for item in items:
         if not item.get_closest_marker("endurance"):
@@ -67,6 +79,15 @@ def pytest_collection_modifyitems(items):
     for (_, arguments), cases in products.items():
         for item in {*cases} - sample(cases, *arguments):
             item.add_marker("endurance")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """End Ray behind the last file that uses it, since its idle processes take a tenth of a core."""
+    on_ray = item.config.stash[ON_RAY]
+    if item.path in on_ray and (nextitem is None or nextitem.path not in on_ray):
+        [ray] = item.session._fixturemanager.getfixturedefs("ray_session", item)
+        ray.finish(item._request)
 
 
 def sample(cases, together, times=1):
@@ -116,6 +137,17 @@ def folder_in_memory(tmp_path_factory):
         yield Path(folder)
 
 
+# Their tests are about no disk, and would wait for each of its syncs.
+IN_MEMORY = r"tests/(server|devices|outsiders|sim/experiment|store/calls)/"
+IN_MEMORY += r"|/test_(hostile_folders|power_loss|slots|damage|folder|undo)\.py"
+
+
+@pytest.fixture
+def tmp_path(request, tmp_path):
+    """pytest's folder, or one on tmpfs for some tests; ``tests/store`` has tests on a disk."""
+    return request.getfixturevalue("folder_in_memory") if re.search(IN_MEMORY, str(request.path)) else tmp_path
+
+
 @pytest.fixture
 def interruptible():
     """Make SIGINT interrupt this process and its children; shells ignore it for background jobs."""
@@ -150,9 +182,18 @@ def cuda_driver(cuda_device):
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """One Ray session for all tests of a process, with six cores and a GPU, some of them simulated."""
+    """One Ray session for all files of a process that use it, with six cores and a GPU, some of them simulated."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
     from fedcore.cluster.workers import Session
 
     with Session(cpus=6, num_gpus=1, object_store_memory=200 << 20) as session:
+        collect_quietly()
         yield session
+    collect_quietly()
+
+
+def collect_quietly():
+    """Collect what Ray leaves to the collector: open files and ended processes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()

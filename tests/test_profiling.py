@@ -639,7 +639,7 @@ def test_workers_record_nothing_without_a_profile(tmp_path, monkeypatch):
 
 
 def test_fedcore_run_profile(tmp_path):
-    words = ("run", "quickstart", "--rounds", 2, "--seeds", 1, "--workers", 2, "--profile")
+    words = ("run", "quickstart", "--rounds", 2, "--seeds", 1, "--workers", 0, "--profile")
     arguments = (*words, "--out", tmp_path / "run")
     done = invoke(*arguments)
     assert done.status == 0, done.errors

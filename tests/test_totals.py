@@ -4,8 +4,13 @@ import copy
 import json
 import math
 import pickle
+import sqlite3
+from collections import Counter
 from contextlib import suppress
 from fractions import Fraction
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -13,10 +18,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import Totals, errors
+from fedcore import ClientStore, Server, Storage, Totals, errors
 from fedcore.callbacks import of_report
 from fedcore.rules import PrivateMean
+from fedcore.server.folder import read_audit
+from fedcore.server.update import digest_of_text
+from fedcore.store.files import disk
 from fedcore.totals import LARGEST, LARGEST_COUNT, TotalsForm
+from tests.cli.command import invoke, output_of
+from tests.kills import calls_of, die_at, killed
 
 SITES = [f"site-{i}" for i in range(10)]
 FORM = {"count": 0, "sum": np.zeros(3), "histogram": np.zeros((2, 4), np.int64)}
@@ -202,6 +212,7 @@ def test_errors_of_the_caller_raise_and_leave_the_totals():
     ("arguments", "error"),
     [
         (({"n": np.zeros(2, bool)}, 2), errors.DtypeError),
+        (({"n": 0}, 2, {}, 0, bytes(32)), errors.RangeError),
         (({"n": -np.inf}, 2), errors.DtypeError),
         (({}, 2), errors.FedcoreError),
         ((FORM, 0), errors.RangeError),
@@ -216,7 +227,7 @@ def test_errors_of_the_caller_raise_and_leave_the_totals():
     ],
 )
 def test_invalid_arguments_raise(arguments, error):
-    options = dict(zip(("values", "clients", "bounds", "min_clients"), arguments, strict=False))
+    options = dict(zip(("values", "clients", "bounds", "min_clients", "audit_key"), arguments, strict=False))
     with pytest.raises(error):
         Totals(**options)
 
@@ -344,10 +355,12 @@ def test_masked_and_plain_values_are_one_sum_and_no_client_counts_twice():
     with pytest.raises(errors.RangeError, match="another round"):
         secure.partial_sum(totals)
     with totals.open_round() as round:
-        assert not round.add_partial_sum(partial, "sum")
-        with pytest.raises(AttributeError):
-            round.add_partial_sum(None, "sum")
+        for wrong in (partial, None, partial.clients):
+            assert not round.add_partial_sum(wrong, "sum")
     assert round.report.accepted == ()
+    for wrong in (None, 5, Server(np.zeros(2, np.float32), "FedAvg", 3, lr=0.1)):
+        with pytest.raises(errors.ArrayError, match=r"^server: "):
+            secure.partial_sum(wrong)
 
 
 def test_masked_sums_reach_the_bounds_exactly():
@@ -379,7 +392,7 @@ def test_wrong_words_that_no_client_can_send_open_nothing():
 
 def test_clients_refuse_values_and_sums_that_they_do_not_agree_to():
     pytest.importorskip("cryptography")
-    from fedcore.secure import SecureClient, SecureServer, identity_of
+    from fedcore.secure import Encoding, SecureClient, SecureServer, identity_of
 
     totals = Totals(FORM, SITES, bounds=BOUNDS)
     for values in HOSTILE.values():
@@ -391,6 +404,10 @@ def test_clients_refuse_values_and_sums_that_they_do_not_agree_to():
         secure = SecureServer(SITES, totals.encoding(), min_clients=7, identities=keys)
         with pytest.raises(errors.RoundError):
             SecureClient(**options).answer(secure.messages["site-0"])
+    invitation = SecureServer(SITES, totals.encoding(), min_clients=7).messages["site-0"]
+    with pytest.raises(errors.RoundError, match=r"^encoding: .* not TotalsForm"):
+        SecureClient().answer(invitation, form=Encoding)
+    assert SecureClient().answer(invitation, form=TotalsForm)
 
 
 def test_masked_sums_with_identities():
@@ -428,3 +445,211 @@ def test_a_forged_form_is_an_error_by_name(data):
         form = TotalsForm.read(state)
         with suppress(errors.FedcoreError):
             assert form.encode(GOOD).shape == (form.words,) == (12,)
+
+
+# Folders.
+
+
+def of_folder(path, **options):
+    bounds = BOUNDS | {"count": (0, np.int64(10**6)), "histogram": (0, 10**6)}
+    return Totals(FORM, SITES, **{"bounds": bounds, "private": rule(seed=None), "path": path} | options)
+
+
+def play(totals):
+    with totals.open_round() as round:
+        assert round.add(np.str_("site-1"), GOOD)
+        assert not round.add("site-2", HOSTILE["NaN"])
+    return round.report
+
+
+def test_a_folder_has_a_document_of_each_round_and_continues_with_its_ledger(tmp_path):
+    with of_folder(tmp_path / "t") as totals:
+        reports = [play(totals)]
+        is_locked(tmp_path / "t")
+        assert not killed(lambda: is_locked(tmp_path / "t"))  # in another process
+        with pytest.raises(errors.PicklingError):
+            copy.deepcopy(totals)
+    with of_folder(tmp_path / "t", audit_key=bytes(32), min_clients=1) as totals:
+        assert (totals.round_number, totals.privacy.rounds) == (1, 1)
+        reports.append(play(totals))
+        log = totals.audit_log()
+    for number, (report, document) in enumerate(zip(reports, log, strict=True)):
+        assert (report.round, document["round"], document["privacy"]["entries"]) == (
+            number,
+            number,
+            [[number + 1, 1.0, 0.5]],
+        )
+        assert document["updates"] == [{"client": "site-1"}]
+        assert document["rejected"] == [{"client": "site-2", "reason": report.rejected[0][1]}]
+        shown = {name: np.asarray(total).tolist() for name, total in report.totals.items()}
+        assert document["totals"] == shown
+        text = json.dumps(shown, sort_keys=True).encode()
+        assert document["digest"] == blake2b(text, digest_size=32).hexdigest()
+        text = json.dumps(document, sort_keys=True).encode()
+        assert report.audited == blake2b(text, digest_size=32).hexdigest()
+    assert log[1]["previous"] == reports[0].audited
+    with pytest.raises(errors.CheckpointError, match="audit_key"):
+        of_folder(tmp_path / "t")
+    assert f"newest document: {reports[1].audited}" in output_of("store", "audit", f"{tmp_path}/t")
+    output_of("store", "audit", f"{tmp_path}/t", "--export", f"{tmp_path}/log")
+    checked = output_of("audit", "check", f"{tmp_path}/log", "--anchor", reports[0].audited)
+    assert "sound: 2 documents of 2 rounds" in checked
+
+
+def test_ids_of_numpy_have_documents(tmp_path):
+    with Totals({"n": 0}, 3, path=tmp_path / "t") as totals, totals.open_round() as round:
+        partial = totals.encoding().partial_sum(totals, np.int64([6]), np.arange(3))
+        assert round.add_partial_sum(partial, np.int64(0))
+        assert not round.add_partial_sum(partial, np.int64(0))
+    (document,) = read_audit(tmp_path / "t")[0][1:]
+    assert document["updates"] == [{"client": i} for i in range(3)]
+    assert (document["totals"], document["rejected"][0]["client"]) == ({"n": 6}, 0)
+
+
+def is_locked(path):
+    with pytest.raises(errors.LockedError):
+        of_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("values", {"values": FORM | {"sum": np.zeros(4)}}),
+        ("values", {"values": FORM | {"more": 1}}),
+        ("bounds", {"bounds": {"sum": (-100.0, 51.0)}}),
+        ("clients", {"clients": SITES[:9]}),
+        ("clients", {"clients": [*SITES[:9], "site-10"]}),
+    ],
+)
+def test_another_form_is_refused_by_name_and_another_order_is_not(tmp_path, name, other):
+    given = {"values": FORM, "clients": SITES, "bounds": BOUNDS, "path": tmp_path / "t"}
+    with Totals(**given) as totals, totals.open_round() as round:
+        round.add("site-1", GOOD)
+    with pytest.raises(errors.CheckpointError, match=f"^{name}: "):
+        Totals(**given | other)
+    turned = {key: FORM[key] for key in reversed(FORM)}
+    with Totals(**given | {"values": turned, "clients": SITES[::-1]}) as totals, totals.open_round() as round:
+        round.add("site-2", GOOD)
+    require_exact(round.report.totals, [GOOD])
+
+
+def test_a_kill_at_any_call_leaves_a_whole_round_or_none(folder_in_memory):
+    """What ``finish`` returned is in the folder; a round is there with its document and ledger, or absent."""
+
+    def act(path, told):
+        with of_folder(path) as totals:
+            for _ in range(2):
+                told.write_text(told.read_text() + f"{play(totals).audited}\n")
+
+    def begin(name):
+        (folder_in_memory / f"{name}.txt").write_text("")
+        return folder_in_memory / str(name), folder_in_memory / f"{name}.txt"
+
+    calls, rounds = calls_of(lambda: act(*begin("whole"))), Counter()
+    for call in range(1, calls + 1):
+        path, told = begin(call)
+
+        def dies(path=path, told=told, call=call):
+            die_at(call, after=call % 2 == 0)
+            act(path, told)
+
+        assert killed(dies)
+        with of_folder(path) as totals:
+            log, published = totals.audit_log(), told.read_text().split()
+            assert len(log) == totals.round_number == totals.privacy.rounds
+            assert [digest_of_text(json.dumps(one)) for one in log][: len(published)] == published
+            assert len(log) - len(published) in (0, 1)
+            rounds[len(log)] += 1
+            assert play(totals).round == len(log)
+    assert set(rounds) == {0, 1, 2}
+
+
+def test_a_full_disk_leaves_the_round_open(tmp_path, monkeypatch):
+    with of_folder(tmp_path / "t") as totals:
+        open_round = totals.open_round()
+        open_round.add("site-1", GOOD)
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "commit", full)
+            with pytest.raises(errors.StoreError, match="full"):
+                open_round.finish()
+        assert (totals.round_number, totals.privacy.rounds, totals.audit_log(), open_round.is_open) == (0, 0, [], True)
+        assert open_round.finish().audited
+        assert len(totals.audit_log()) == totals.round_number == 1
+
+
+def full(*_):
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
+
+
+TAMPERED = {
+    "content": "UPDATE documents SET content = replace(content, 'site-1', 'site-3') WHERE number = 0",
+    "the last": "UPDATE documents SET content = replace(content, 'site-1', 'site-3') WHERE number = 1",
+    "the first is missing": "DELETE FROM documents WHERE number = 0",
+    "the last is missing": "DELETE FROM documents WHERE number = 1",
+    "all are missing": "DELETE FROM documents",
+    "one more": "INSERT INTO documents SELECT 2, content FROM documents WHERE number = 1",
+    "no JSON": "UPDATE documents SET content = '[' WHERE number = 1",
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED)
+def test_a_changed_folder_is_refused(tmp_path, change):
+    with of_folder(tmp_path / "t") as totals:
+        play(totals)
+        play(totals)
+    with sqlite3.connect(tmp_path / "t" / "index.sqlite") as index:
+        index.execute(TAMPERED[change])
+    index.close()
+    for _ in range(2):  # the first one left no lock
+        with pytest.raises(errors.CheckpointError, match=r"audit: |damaged"):
+            of_folder(tmp_path / "t")
+    assert invoke("store", "verify", f"{tmp_path}/t").status == 1
+
+
+def test_a_ledger_cannot_be_rolled_back(tmp_path):
+    with of_folder(tmp_path / "t") as totals:
+        play(totals)
+    with ClientStore.open(tmp_path / "t") as store:
+        before = store.state
+    with of_folder(tmp_path / "t") as totals:
+        play(totals)
+    with ClientStore.open(tmp_path / "t") as store:
+        store.commit(1, state=before)
+    with pytest.raises(errors.CheckpointError, match="damaged"):
+        of_folder(tmp_path / "t")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_hostile_state_is_an_error_by_name(data):
+    with TemporaryDirectory() as folder:
+        with of_folder(f"{folder}/t") as totals:
+            play(totals)
+        with ClientStore.open(f"{folder}/t") as store:
+            at = state = store.state
+            for _ in range(data.draw(st.integers(1, 4))):
+                if isinstance(at, dict | list) and at:
+                    key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
+                    parent, at = at, at[key]
+            parent[key] = data.draw(JSON)
+            store.commit(1, state=state)
+        with suppress(errors.CheckpointError, errors.StoreError), of_folder(f"{folder}/t") as totals:
+            assert totals.round_number == totals.privacy.rounds == 1
+        with suppress(errors.CheckpointError):
+            read_audit(Path(folder, "t"))
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    Server(np.zeros(2, np.float32), "FedAvg", 3, lr=0.1, storage=Storage(tmp_path / "s")).close()
+    ClientStore(SITES, 1, medium="mmap", path=tmp_path / "c").close()
+    (tmp_path / "f").write_text("years of work")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "thesis").write_text("years of work")
+    for name in "scfd":
+        with pytest.raises((errors.CheckpointError, errors.StoreError), match=str(tmp_path / name)):
+            of_folder(tmp_path / name)
+    Totals(FORM, SITES, path=tmp_path / "t").close()
+    with pytest.raises(errors.CheckpointError):
+        Server.load(tmp_path / "t")

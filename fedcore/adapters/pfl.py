@@ -25,6 +25,7 @@ from fedcore.algorithms import Algorithm
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import as_array, dtype_name, read_leaf, to_host
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, RangeError, RoundError
+from fedcore.files import closed_on_error
 from fedcore.kernels import Codes, quantise
 from fedcore.model import Layout
 from fedcore.server import Report, Round, Server, Update
@@ -155,11 +156,8 @@ class Method(Job, Postprocessor, SumAggregator):
         self._early = []
         if self._round is None and not rejected:
             raise RoundError("postprocess_server: no update arrived; pass the method to the backend as a postprocessor")
-        now, last = (
-            central_context,
-            getattr(getattr(central_context, "algorithm_params", None), "central_num_iterations", 0),
-        )
-        ended = now is not None and now.current_central_iteration + 1 == last
+        last = getattr(getattr(central_context, "algorithm_params", None), "central_num_iterations", 0)
+        ended = central_context is not None and central_context.current_central_iteration + 1 == last
         if self.server is None:  # the tensors of the model are not known yet
             self._record(Report(0, rejected=tuple(rejected)), LOGGER.warning, ended=ended)
             return MappedVectorStatistics({}, weight=1.0), Metrics()
@@ -269,14 +267,11 @@ class ClientStoreUserState(AbstractUserStateStorage):
         self._path = None if path is None else absolute(path)
         self._codec, self._durability = codec, durability
         self._tables: dict[str, tuple[ClientStore, Layout]] = {}
-        try:
+        with closed_on_error(self):
             for folder in sorted(self._path.iterdir()) if self._path is not None and self._path.is_dir() else []:
                 is_states = _KEY.fullmatch(folder.name) and not _UNFINISHED.search(folder.name)
                 if is_states and folder.is_dir() and not folder.is_symlink():
                     self._tables[folder.name] = self._reopened(folder)
-        except BaseException:
-            self.close()
-            raise
 
     def save_state(self, state: Any, user_id: str, key: str | None = None) -> None:
         """Store a copy of the state, whose tensors must be float32 and like those of the key's first state."""
@@ -346,16 +341,13 @@ class ClientStoreUserState(AbstractUserStateStorage):
 
     def _reopened(self, folder: Path) -> tuple[ClientStore, Layout]:
         store = ClientStore.open(folder, durability=self._durability)
-        try:
+        with closed_on_error(store):
             if not isinstance(store.state, dict) or store.state.get("what") != STATES:
                 raise CheckpointError(f"{folder}: this store has no states of pfl's users; move it to another folder")
             if store.codec != self._codec:
                 raise CheckpointError(f"codec={self._codec!r}: {folder} has codec {store.codec!r}; pass this codec")
             with checkpoint_errors(folder):
                 return store, Layout.from_state(store.state["layout"])
-        except BaseException:
-            store.close()
-            raise
 
 
 def _folder(key: str | None) -> str:

@@ -10,6 +10,7 @@ from fedcore.algorithms.local_rules import name_of
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
 from fedcore.errors import RangeError, RoundError, UnknownClientError
+from fedcore.files import closed_on_error
 from fedcore.model import Model
 from fedcore.options import MOST_CLIENT_LR, Limits, ServerOptions, from_mapping
 from fedcore.profiling import span
@@ -59,7 +60,7 @@ def open_server(
         server = Server.open(options.storage, model, algorithm, sized, **options.keywords())
     else:
         server = Server.load(resume, model=model, algorithm=algorithm, **options.keywords())
-    try:
+    with closed_on_error(server):
         if not is_new and given is None:
             most = max(server.limits.max_steps, steps) if is_integer(steps) else server.limits.max_steps
             needed = _limits(replace(server.limits, max_steps=most), None, own_rates)
@@ -67,9 +68,6 @@ def open_server(
                 server.change(limits=needed)
         new = [client for client in ids if client not in server.clients]
         server.add_clients(new if sizes is None else {client: sizes[client] for client in new})
-    except BaseException:
-        server.close()
-        raise
     return server
 
 

@@ -56,7 +56,7 @@ def run(options: Options) -> None:
         _print_presets(console)
     if kind is None:
         for one in KINDS[1:]:
-            console.print(f"[bold]{one}[/bold]: {', '.join(_module(one).REGISTRY.names())}", highlight=False)
+            console.print(f"[bold]{one}[/bold]: {', '.join(_names(one))}", highlight=False)
         console.print("\nDetails: fedcore list KIND\nRun a preset: fedcore run quickstart", highlight=False)
     elif kind == "combinations":
         terminal.print_plain(console, (f"{a}: not with {b}, because {why}; {do}" for a, b, why, do in table()))
@@ -73,6 +73,11 @@ def _module(kind: str) -> Any:
     return import_module(f"fedcore.{MODULES[kind]}")
 
 
+def _names(kind: str) -> list[str]:
+    registry = _module(kind).REGISTRY
+    return [*registry.names(), *registry.composed]
+
+
 def _as_json(kind: str | None) -> dict[str, Any]:
     from fedcore.sim.experiment import config as presets
 
@@ -82,7 +87,7 @@ def _as_json(kind: str | None) -> dict[str, Any]:
         return {kind: _described(kind)}
     found = [(name, presets.read(name)) for name in presets.names()]
     listed = [{"name": name} | {key: tables[key] for key in ("title", "rounds", "seeds")} for name, tables in found]
-    return {"presets": listed} | {one: _module(one).REGISTRY.names() for one in KINDS[1:] if kind is None}
+    return {"presets": listed} | {one: _names(one) for one in KINDS[1:] if kind is None}
 
 
 def _print_presets(console: "Console") -> None:
@@ -114,7 +119,7 @@ def _described(kind: str) -> list[dict[str, Any]]:
         own = [option for option in own if option.name not in filled_in]
         options = {one.name: {} if one.default is one.empty else {"default": one.default} for one in own}
         found.append(one | {"options": options})
-    return found
+    return found + [{"name": name, "about": how, "options": {}} for name, how in registry.composed.items()]
 
 
 def _table(kind: str) -> "Table":

@@ -21,7 +21,8 @@ def add_arguments(top: Parser) -> None:
     parser.add_argument("out", type=expand_home, metavar="OUT", help="new folder for the result and its report")
     about = "safetensors or .npz file, folder with a model (sharded or not), or torch file"
     parser.add_argument("inputs", nargs="+", type=expand_home, metavar="MODEL", help=about)
-    parser.add_argument("--weights", metavar="W,W,...", help="weights of the models, such as numbers of examples")
+    about = "weights of the models, such as numbers of examples"
+    parser.add_argument("--weights", type=_numbers, metavar="W,W,...", help=about)
     parser.add_argument("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")
     parser.add_argument("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
     names = sorted(name.lower() for name in optimizers.REGISTRY)
@@ -69,15 +70,14 @@ def run(options: Options) -> None:
       fedcore merge adapter client0/ client1/ --weights 200,100 --lora product --rank 8
       fedcore merge adapter client0/ client1/ --weights 200,100 --lora stack
     """
+    terminal.load_imports(())
     options_given = _options(options.changes)
     rules = _rules(options.rules, options_given)
-    weights = None if options.weights is None else [_number(text) for text in options.weights.split(",")]
-    how = {key: getattr(options, key) for key in ("base", "key", "server_lr", "clip_norm", "lora", "rank", "only")}
+    keys = ("weights", "base", "key", "server_lr", "clip_norm", "lora", "rank", "only")
+    how = {key: getattr(options, key) for key in keys}
     optimizer = _optimizer(options.server_optimizer, options_given)
     with terminal.progress("bytes read") as show:
-        report = merge(
-            options.out, options.inputs, weights, optimizer=optimizer, rule=rules or None, progress=show, **how
-        )
+        report = merge(options.out, options.inputs, optimizer=optimizer, rule=rules or None, progress=show, **how)
     inputs = list(zip(options.inputs, report["inputs"], strict=True))
     for path, one in inputs:
         if "rejected" in one:
@@ -95,11 +95,11 @@ def run(options: Options) -> None:
     print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}{lora}")
 
 
-def _number(text: str) -> float:
+def _numbers(text: str) -> list[float]:
     try:
-        return float(text)
+        return [float(number) for number in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--weights: {shorten(text)!r} is not a number; pass numbers, such as 1,2.5,3") from None
+        raise ConfigError(f"--weights {shorten(text)!r}: must be numbers, such as 1,2.5,3") from None
 
 
 def _options(changes: list[str]) -> dict[str, Any]:

@@ -37,8 +37,7 @@ def run(options: Options) -> None:
         noise = noise_for(options.epsilon, options.delta, rounds=options.rounds, rate=options.rate)
         noise = float(f"{noise * 1.0005:.4g}")  # the printed value must suffice
     epsilon = epsilon_of([(options.rounds, options.rate, noise)], options.delta)
-    found = {"noise": noise, "epsilon": epsilon, "delta": options.delta}
-    found |= {"rounds": options.rounds, "rate": options.rate}
+    found = {"noise": noise, "epsilon": epsilon, "delta": options.delta, "rounds": options.rounds, "rate": options.rate}
     if options.json:
         terminal.print_json(found)
         return

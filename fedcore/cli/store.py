@@ -25,7 +25,7 @@ from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
 from fedcore.server import folder as saved
-from fedcore.server.report import ROUND, checked, read_lines, write_lines
+from fedcore.server.report import ROUND, TOTALS, checked, read_lines, write_lines
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.files.inventory import INDEX
@@ -40,7 +40,7 @@ HELP = """
 
 
 HELP_OF_AUDIT = """
-    Check the audit log of a server, without its folder.
+    Check the audit log of a server or of totals, without its folder.
 
     Start with: fedcore audit check FILE
 """
@@ -100,7 +100,7 @@ def add_store(group: Parser) -> None:
     model = _argument("model", metavar="MODEL", help="safetensors file or folder")
     command("replace", replace, state, model, terminal.add_imports, key)
     lines = _argument("--export", metavar="FILE", help="write the documents as JSON lines")
-    command("audit", audit, "folder of a server with an audit log, or its manifest", folders, lines)
+    command("audit", audit, "folder of a server or of totals with an audit log, or a manifest", folders, lines)
     parser = command("reshard", reshard, "manifest or folder of a cluster, or a server's folder")
     parser.add_argument("--shards", type=whole, required=True, metavar="N", help="new number of shards")
     _argument("--to", help="folder of the new cluster; PATH is kept")(parser)
@@ -119,6 +119,12 @@ def _audit_key(options: Options) -> bytes | None:
         return None
     with os.fdopen(StoredFile.open(str(options.audit_key))[1], "rb") as file:
         return file.read(33)
+
+
+def _server(options: Options) -> Server:
+    """Load the server of a folder, with its imports."""
+    terminal.load_imports(options.imports)
+    return Server.load(options.path, storage=Storage(medium="mmap", audit_key=_audit_key(options)))
 
 
 def info(options: Options) -> None:
@@ -386,7 +392,7 @@ def export(options: Options) -> None:
 
 
 def audit(options: Options) -> None:
-    """Show the audit log of a server's folder, or export it.
+    """Show the audit log in a folder of a server or of totals, or export it.
 
     The command checks the documents first. It prints the digest of the newest one. If you
     publish it after each round, `fedcore audit check FILE --anchor DIGEST` shows anyone with
@@ -400,7 +406,7 @@ def audit(options: Options) -> None:
     at = manifest_at(options.path)
     shards = () if at is None else at[1].shards(at[0].parent, options.folders)
     if not (log := saved.read_audit(options.path, shards)):
-        raise StoreError(f"{options.path}: has no documents; a server with Storage(audit=True) writes them")
+        raise StoreError(f"{options.path}: has no documents; Storage(audit=True) and Totals(path=) write them")
     if options.export is not None:
         write_lines(options.export, [document for _, document in log])
         print(f"wrote {options.export}: {len(log):,} documents")
@@ -431,9 +437,7 @@ def remove_client(options: Options) -> None:
     Example:
       fedcore store remove-client state 6718209338712947
     """
-    terminal.load_imports(options.imports)
-    storage = Storage(medium="mmap", audit_key=_audit_key(options))
-    with Server.load(options.path, storage=storage) as server:
+    with _server(options) as server:
         client: Any = options.client
         known = server.clients
         if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
@@ -459,9 +463,7 @@ def replace(options: Options) -> None:
       fedcore store export state model.safetensors
       fedcore store replace state pruned.safetensors
     """
-    terminal.load_imports(options.imports)
-    storage = Storage(medium="mmap", audit_key=_audit_key(options))
-    with Server.load(options.path, storage=storage) as server:
+    with _server(options) as server:
         server.replace_x(Safetensors(options.model))
     print(f"model replaced after round {server.round_number}")
 
@@ -595,7 +597,7 @@ def check(options: Options) -> None:
         if digest in anchors:
             anchors.discard(digest)
             print(f"anchor {digest}: document {number}, round {document['round']}")
-        if document["what"] != ROUND:
+        if document["what"] not in (ROUND, TOTALS):
             continue
         rounds += 1
         updates = document.get("updates")

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from importlib import import_module
@@ -15,8 +16,8 @@ import numpy.typing as npt
 
 from fedcore.arrays import F32, Bfloat16Array, Library, dtype_name, library_of, own_class, spans
 from fedcore.errors import ArrayError, DtypeError, MissingDependencyError, StoreError, UnknownNameError
-from fedcore.files import FOLDER, OpenFolder, replacing, require_same, sync_folder
-from fedcore.model.layout import Layout, named_tensors
+from fedcore.files import FOLDER, OpenFolder, open_file, replacing, require_same, sync_folder
+from fedcore.model.layout import LOGGER, Layout, named_tensors
 from fedcore.model.policy import cast
 from fedcore.model.safetensors import (
     BYTES,
@@ -39,6 +40,11 @@ FORMS: dict[str, tuple[Library, ...]] = {
     ".npz": ("numpy",),
 }
 """File suffixes, and the libraries whose tensors each format can hold."""
+BESIDE = re.compile(
+    r"(\w*config|\w*tokenizer\w*|vocab|added_tokens|special_tokens_map|chat_template)\.(json|txt)|merges\.txt"
+    r"|[\w.-]+\.(model|tiktoken|jinja)"
+)
+"""The names of files with configurations and tokenizers that Transformers and PEFT write beside a model."""
 
 
 def form_of(path: str | os.PathLike[str]) -> str:
@@ -114,6 +120,37 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
         else:
             found[name] = leaf.contiguous()
     return found
+
+
+def folder_of(path: Any) -> Path | None:
+    """Return the folder of Transformers or PEFT in which a model is, or None for a file of another name."""
+    place = absolute(getattr(path, "path", path))
+    if place.is_dir():
+        return place
+    names = ("adapter_model", "model.safetensors", "pytorch_model")
+    return place.parent if place.name.startswith(names) and place.exists() else None
+
+
+def files_beside(paths: Mapping[str, Any], given: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the configurations and tokenizers beside models: each of the first model that has it.
+
+    Log a warning for each file that differs between models.
+
+    Args:
+        paths: the models by label.
+        given: files that replace those of the models.
+    """
+    found = {name: ("", content) for name, content in given.items()}
+    for label, path in paths.items():
+        if (folder := folder_of(path)) is None:
+            continue
+        for name in sorted(filter(BESIDE.fullmatch, os.listdir(folder))):
+            with open(open_file(folder / name, follows=True), "rb") as file:
+                content = file.read()
+            first, due = found.setdefault(name, (label, content))
+            if content != due and first:
+                LOGGER.warning(f"{label}: {name} differs from that of {first}, which the result gets")
+    return {name: content for name, (_, content) in found.items()}
 
 
 def _load_npz(file: StoredFile, fd: int) -> dict[str, Any]:
@@ -270,14 +307,12 @@ def write_flat(
                             opened.write(part.data)
                     opened.flush()
                     os.fsync(opened.fileno())
-            if base is not None and base.index is not None:
-                name, content = base.index
+            index = {} if base is None or base.index is None else dict([base.index])
+            for name, content in files_beside({} if base is None else {"model": base}, index).items():
                 with open(name, "xb", opener=folder.open) as opened:
                     opened.write(content)
     except OSError as error:
-        raise StoreError(
-            f"{target}: cannot write the model: {error.strerror}; choose a new folder with space"
-        ) from error
+        raise StoreError(f"{target}: cannot be written: {error.strerror}; choose a folder with space") from error
 
 
 def _parts(vector: Any, kind: str) -> Iterator[npt.NDArray[np.uint8]]:
@@ -293,7 +328,7 @@ def _new_folder(target: Path) -> Iterator[OpenFolder]:
     if os.path.lexists(target):
         raise StoreError(f"{target}: exists; choose a new folder")
     draft = target.with_name(f".{target.name}.{uuid4().hex[:12]}")
-    draft.mkdir()
+    draft.mkdir(parents=True)
     with closing(OpenFolder.of(draft, FOLDER)) as folder:
         try:
             yield folder

@@ -312,18 +312,12 @@ class Layout(Represented):
         """
         named = self._named(x)
         if unknown := [name for name in named if name not in self._all]:
-            raise ArrayError(
-                f"model: {len(unknown)} tensors are unknown ({', '.join(unknown[:3])[:200]}); send names of the model, "
-                f"such as {next(iter(self._all))}"
-            )
+            raise ArrayError(f"model: tensors are unknown ({', '.join(unknown[:3])[:200]}); send names of the model")
         found = {}
         for group, names in self.groups.items():
             missing = [name for name in names if name not in named]
             if missing and len(missing) < len(names):
-                raise ArrayError(
-                    f"model: {len(missing)} tensors of the group {group!r} are missing ({', '.join(missing[:3])}); "
-                    "send all tensors of a group, or none"
-                )
+                raise ArrayError(f"group {group!r}: {', '.join(missing[:3])} missing; send all of its tensors or none")
             if not missing:
                 found[group] = {name: named[name] for name in names}
         if not found:
@@ -554,10 +548,7 @@ class Layout(Represented):
         if rounded := [name for name in self.names if name in named and _is_rounded(name, named[name])]:
             self._is_wide = False
             names = f"{', '.join(rounded[:3])}{', ...' * (len(rounded) > 3)}"
-            LOGGER.warning(
-                f"{names[:200]}: the server rounds float64 to float32, which does not hold all of these numbers; "
-                "fedcore.aggregate computes in float64"
-            )
+            LOGGER.warning(f"{names[:200]}: rounded from float64 to float32; fedcore.aggregate computes in float64")
 
     def _check(self, x: Any, *, to_write: bool = False, strict: bool = True, what: str = "model") -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
@@ -566,10 +557,7 @@ class Layout(Represented):
             named = {name: leaf for name, leaf in named.items() if name in self._all}
         elif named.keys() != self._all.keys():
             if list(self._all) == [FLAT]:
-                raise ArrayError(
-                    "model: the server was made from one array, without names of tensors; copy server.x, or make the "
-                    "server from the module"
-                )
+                raise ArrayError(f"{what}: the server has one array, without names; copy server.x, or pass it a module")
             raise ArrayError(f"{what}: {describe_names(list(self._all), list(named))}")
         for name, leaf in named.items():
             check_form(name, leaf, self._all[name].dtype, self._all[name].shape)

@@ -11,11 +11,11 @@ import numpy as np
 
 from fedcore.arrays import F64, as_array, ieee
 from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
-from fedcore.model.files import open_model
+from fedcore.model.files import folder_of, open_model
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, in_library, is_finite
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, read_json
 from fedcore.model.windows import check_model, flat
-from fedcore.validation import absolute, check_integer, check_number
+from fedcore.validation import check_integer, check_number
 
 # Adapters are combined as the average of each tensor, of the products B A, or as the products side by side.
 WAYS = ("average", "product", "stack")
@@ -45,8 +45,7 @@ def equal_adapters(paths: Mapping[str, Any], entries: Sequence[str] = (*SCALES, 
     """
     found: dict[str, Any] = {}
     for label, path in paths.items():
-        place = absolute(getattr(path, "path", path))
-        folder = place if place.is_dir() else place.parent if place.name.startswith("adapter_model") else None
+        folder = folder_of(path)
         if folder is None or not (folder / ADAPTER).exists():
             continue
         found[label] = read_json(folder / ADAPTER)

@@ -54,7 +54,7 @@ from fedcore.model.averaging import (
     ties_of,
     write_combination,
 )
-from fedcore.model.files import FORMS, bytes_of, open_model
+from fedcore.model.files import BESIDE, FORMS, bytes_of, files_beside, open_model
 from fedcore.model.layout import LOGGER
 from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, matches, settled
@@ -154,7 +154,8 @@ def merge(
 
     Args:
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
-            the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and an adapter's configuration.
+            the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and the configurations and
+            tokenizers beside the models, of the base or else of the first model that has the file.
         inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
             files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same
             targets, and with ``lora="average"`` the same rank and scale.
@@ -224,7 +225,7 @@ def merge(
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
         loses = "so the result loses steps below its precision; use a float32 copy of the base"
         LOGGER.warning(f"base: is {', '.join(sorted(narrow))}, {loses}")
-    files = {str(one.path) for one in job.targets()} | {REPORT, PROGRESS, ADAPTER, str(MOMENTS), *job.copies()}
+    files = {str(one.path) for one in job.targets()} | {REPORT, PROGRESS, ADAPTER, str(MOMENTS), *job.copies}
     with _part_of(target, files) as part:
         if os.path.lexists(target):
             return job.finished(target)
@@ -252,6 +253,7 @@ def _part_of(target: Path, files: set[str]) -> Iterator[OpenFolder]:
     """Lock the folder that becomes the result. Only this user may have access to it until then."""
     path = target.with_name(f".{target.name}.part")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
         fd = os.open(path, FOLDER)
@@ -284,7 +286,8 @@ def _problem(part: OpenFolder, files: set[str]) -> str | None:
     if PROGRESS not in entries and any(not name.startswith(f".{PROGRESS}") for name in entries):
         return f"it has no {PROGRESS}"
     for name, found in entries.items():
-        is_valid = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and (name in files or _DRAFT.fullmatch(name))
+        is_file = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        is_valid = is_file and (name in files or _DRAFT.fullmatch(name) or BESIDE.fullmatch(name))
         is_valid = is_valid or (name == str(MOMENTS.parent) and stat.S_ISDIR(found.st_mode))
         if not is_valid or not is_own(part.path / name, found):
             return f"{shorten(name)} is not a file of this merge, or is a link or another user's"
@@ -346,7 +349,7 @@ class _State:
 
 
 class _Job:
-    """The arguments of a merge, its open models, and its plan."""
+    """The arguments of a merge, its open models, and its plan; ``copies`` are the further files of the result."""
 
     def __init__(
         self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any, only: Any
@@ -360,8 +363,8 @@ class _Job:
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))
         self.lora = None if lora == "average" else Adapters(labeled, lora, rank, key)
-        self.adapter = self.lora.config if self.lora else next(iter(equal_adapters(labeled).values()), (0, None))[1]
-        self.main = MODEL if self.adapter is None else ADAPTER_MODEL
+        adapter = self.lora.config if self.lora else next(iter(equal_adapters(labeled).values()), (0, None))[1]
+        self.main = MODEL if adapter is None else ADAPTER_MODEL
         models = [*self.lora.others] if self.lora else [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
@@ -380,6 +383,8 @@ class _Job:
                 raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
             models[i] = {name: model[name] if name in due else NOTHING for name in self.plan}
         self.models, self.forms = models, self.lora.plans[-1] if self.lora else self.plan
+        self.copies = files_beside(labeled, {} if adapter is None else {ADAPTER: adapter})
+        self.copies |= dict([index] if (index := getattr(self.pattern, "index", None)) else [])
         self.steps = base is not None and step != (None,) * 4
         self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
         self.round, self.idle, self.old_moments = self._before()
@@ -391,6 +396,7 @@ class _Job:
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
         facts += [lora, rank, repr(self.lora.config), self.lora.scales] if self.lora else []
         facts += [] if only is None else [sorted(self.chosen)]
+        facts += [[name, hashlib.blake2b(content).hexdigest()] for name, content in self.copies.items()]
         states = [_state_of(model) for model in (*(self.lora or self).models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
@@ -483,11 +489,6 @@ class _Job:
                 return report
         raise StoreError(f"{target}: exists; choose another name, or move it")
 
-    def copies(self) -> dict[str, bytes]:
-        """Return the further files of the result by name."""
-        index = getattr(self.pattern, "index", None)
-        return ({} if self.adapter is None else {ADAPTER: self.adapter}) | ({} if index is None else dict([index]))
-
     def run(self, part: OpenFolder, progress: Progress) -> dict[str, Any]:
         """Merge into a folder, from the start or from its record of the progress."""
         sources = len(self.models) + (self.base is not None) + 1 + self.moments
@@ -520,7 +521,7 @@ class _Job:
         report = pass_.report()
         with replacing(Path(REPORT), folder=part) as file:
             json.dump(report, file, indent=1, default=str)
-        for name, content in self.copies().items():
+        for name, content in self.copies.items():
             with replacing(Path(name), "wb", part) as file:
                 file.write(content)
         return report

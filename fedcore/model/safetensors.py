@@ -378,17 +378,12 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
         self._tensors: dict[str, StoredTensor] = {}
         for header in self.headers:
             if twice := self._tensors.keys() & header.tensors.keys():
-                raise ArrayError(
-                    f"{header.file.path}: {min(twice)!r} is in a different file too; write the model again"
-                )
+                raise ArrayError(f"{header.file.path}: {min(twice)!r} is in another file too; write the model again")
             self._tensors |= header.tensors
         if self.index is not None:
             found = {name: Path(tensor.file.path).name for name, tensor in self._tensors.items()}
             if odd := sorted(name for name in found.keys() | named.keys() if found.get(name) != named.get(name)):
-                raise ArrayError(
-                    f"{main}: {len(odd)} tensors are not in the files that it names ({', '.join(odd[:3])}); "
-                    "copy the folder again"
-                )
+                raise ArrayError(f"{main}: tensors are not in its files ({', '.join(odd[:3])}); copy the folder again")
         if not self._tensors:
             raise ArrayError(f"{main}: has no tensors; copy it again, or pass the file of a model")
 

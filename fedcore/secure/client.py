@@ -5,26 +5,9 @@ from typing import Any, Self
 
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RangeError, RoundError
 from fedcore.secure import messages as wire
+from fedcore.secure import primitives as crypto
 from fedcore.secure.encoding import Encoding
 from fedcore.secure.messages import INBOX, OPEN, ROSTER, SIGNATURES, SURVIVORS, Dealt, PublicKeys
-from fedcore.secure.primitives import (
-    SHARE,
-    U64,
-    add_masks,
-    as_words,
-    digest,
-    envelope,
-    identity_of,
-    is_signed,
-    new_secret,
-    pairwise_mask,
-    public_key,
-    seal,
-    self_mask,
-    sign,
-    split,
-    unseal,
-)
 from fedcore.validation import Represented, check_integer, check_number
 
 PHASES = (OPEN, ROSTER, INBOX, SURVIVORS, SIGNATURES)
@@ -91,7 +74,7 @@ class SecureClient(Represented):
         self._identity, self._peers = identity, frozenset(peers)
         self._noise = check_number("noise", noise, "[0, inf)")
         self._max_norm = None if max_norm is None else check_number("max_norm", max_norm, "(0, inf)")
-        self._own_identity = None if identity is None else identity_of(identity)
+        self._own_identity = None if identity is None else crypto.identity_of(identity)
         self._survivors = b""  # the list that the client signed
         self._session: bytes | None = None
         # The digest of all on which the clients agree: the invitation, and then their signed roster.
@@ -121,16 +104,19 @@ class SecureClient(Represented):
         """
         return wire.read_header(message, PHASES, None)[0] == OPEN
 
-    def answer(self, message: bytes, words: U64 | None = None) -> bytes:
+    def answer(self, message: bytes, words: crypto.U64 | None = None, *, form: type = object) -> bytes:
         """Return the answer to the server's message.
 
         Args:
             words: uint64[encoding.words] from ``Encoding.encode``, if ``needs_words(message)``; they do not change.
+            form: the kind of sum with which the client takes part: ``Encoding`` for updates of a model, ``TotalsForm``
+                for totals. Default: both; ``encoding`` then says which.
 
         Raises:
             ArrayError: the message is malformed, or not the next one of this session, or a key is not valid.
             RangeError: the server's numbers break the rules, such as a threshold of half of the group or less.
-            RoundError: too few clients are left. The client leaves the sum.
+            RoundError: too few clients are left, or the server asks for a sum of another ``form``. The client leaves
+                the sum.
 
         Cost: of the masked words, 8 n bytes of AES for each client of the group; a few messages of 100 bytes for each
             client of the group.
@@ -139,14 +125,15 @@ class SecureClient(Represented):
         expected = phases[self._answered : self._answered + 1]
         kind, session, body = wire.read_header(message, expected, self._session)
         if kind == OPEN:
-            answer = self._open(session, body)
+            answer = self._open(session, body, form)
         elif kind == ROSTER:
             answer = self._deal(session, body)
         elif kind == INBOX:
             answer = self._mask(session, body, words)
         elif kind == SURVIVORS and self._identity is not None:
             self._survivors = self._checked(body)
-            answer = wire.write_signed(session, sign(self._identity, OF_SURVIVORS, self._context, self._survivors))
+            signature = crypto.sign(self._identity, OF_SURVIVORS, self._context, self._survivors)
+            answer = wire.write_signed(session, signature)
         elif kind == SURVIVORS:
             answer = self._show(session, self._checked(body))
         else:
@@ -155,9 +142,10 @@ class SecureClient(Represented):
         self._answered += 1
         return answer
 
-    def _open(self, session: bytes, body: memoryview) -> bytes:
+    def _open(self, session: bytes, body: memoryview, form: type) -> bytes:
         opening = wire.read_open(body)
-        encoding = Encoding.read(opening.encoding)
+        if not issubclass(type(encoding := Encoding.read(opening.encoding)), form):
+            raise RoundError(f"encoding: the client takes part with {form.__name__}, not {type(encoding).__name__}")
         if (fewest := opening.min_clients) < self._min_clients:  # other clients would show shares for so few
             raise RoundError(f"min_clients={self._min_clients}: the server asks for a sum of {fewest} clients or more")
         if opening.is_signed != (self._identity is not None):
@@ -179,14 +167,14 @@ class SecureClient(Represented):
         self.encoding, self._min_clients = encoding, fewest
         self._session, self._index, self._clients = session, opening.number, opening.clients
         self._context = wire.context_of(session, opening._replace(encoding=encoding.to_state()))
-        self._sealing, self._masking, self._seed = new_secret(), new_secret(), new_secret()
+        self._sealing, self._masking, self._seed = crypto.new_secret(), crypto.new_secret(), crypto.new_secret()
         return wire.write_keys(session, self._own_keys())
 
     def _own_keys(self) -> PublicKeys:
-        keys = PublicKeys(public_key(self._sealing), public_key(self._masking))
+        keys = PublicKeys(crypto.public_key(self._sealing), crypto.public_key(self._masking))
         if self._identity is None or self._own_identity is None:
             return keys
-        signature = sign(self._identity, OF_KEYS, self._context, signed_part(self._index, keys))
+        signature = crypto.sign(self._identity, OF_KEYS, self._context, signed_part(self._index, keys))
         return keys._replace(identity=self._own_identity, signature=signature)
 
     def _deal(self, session: bytes, body: memoryview) -> bytes:
@@ -202,42 +190,40 @@ class SecureClient(Represented):
             raise RangeError(
                 f"threshold={threshold}: must be more than {part} of the group's {len(group)} clients, and at most all"
             )
-        seeds, keys = (split(secret, group, threshold) for secret in (self._seed, self._masking))
-        context = self._context if self._identity is None else digest(bytes(body), self._context)
+        seeds, keys = (crypto.split(secret, group, threshold) for secret in (self._seed, self._masking))
+        context = self._context if self._identity is None else crypto.digest(bytes(body), self._context)
         dealt = {}
         for index, member in group.items():
-            key, path = envelope(self._sealing, member.sealing, context, self._index, index)
-            sealed = seal(key, seeds[index] + keys[index], path)
-            dealt[index] = Dealt(digest(seeds[index], context), digest(keys[index], context), sealed)
+            key, path = crypto.envelope(self._sealing, member.sealing, context, self._index, index)
+            sealed = crypto.seal(key, seeds[index] + keys[index], path)
+            dealt[index] = Dealt(crypto.digest(seeds[index], context), crypto.digest(keys[index], context), sealed)
         self._threshold, self._group, self._context = threshold, group, context
-        return wire.write_dealt(wire.SHARES, session, digest(self._seed, context), dealt)
+        return wire.write_dealt(wire.SHARES, session, crypto.digest(self._seed, context), dealt)
 
     def _require_peers(self, group: Mapping[int, PublicKeys]) -> None:
         """Check that each other client of the group is a different peer that signed its keys for this invitation."""
         others = {index: keys for index, keys in group.items() if index != self._index}
         for index, keys in others.items():
             signed = signed_part(index, keys)
-            if keys.identity not in self._peers - {self._own_identity} or not is_signed(
+            if keys.identity not in self._peers - {self._own_identity} or not crypto.is_signed(
                 keys.identity, keys.signature, OF_KEYS, self._context, signed
             ):
                 raise ArrayError(f"roster: no known peer signed the keys of client {index} for this invitation")
         if len({keys.identity for keys in others.values()}) < len(others):
             raise ArrayError("roster: a peer occurs twice")
 
-    def _mask(self, session: bytes, body: memoryview, words: U64 | None) -> bytes:
+    def _mask(self, session: bytes, body: memoryview, words: crypto.U64 | None) -> bytes:
         dealt = wire.read_inbox(body)
         if self._index not in dealt or not dealt.keys() <= self._group.keys():
             raise ArrayError("inbox: the client's own shares are missing, or a client is not of the group")
         if len(dealt) < self._threshold:
             raise RoundError(f"inbox: {len(dealt)} clients dealt shares, but the threshold is {self._threshold}")
-        assert self.encoding is not None  # since the client answered the first message
-        masked = as_words(words, self.encoding.words).copy()
+        masked = crypto.as_words(words, self.encoding.words).copy()
         held = {index: self._opened(index, sent) for index, sent in dealt.items()}
-        others, context = [index for index in dealt if index != self._index], self._context
-        masks = [
-            pairwise_mask(self._masking, self._group[index].masking, context, self._index, index) for index in others
-        ]
-        add_masks(masked, [(self_mask(self._seed, context), False), *masks])
+        others = {index: self._group[index].masking for index in dealt if index != self._index}
+        own, context = self._index, self._context
+        masks = [crypto.pairwise_mask(self._masking, key, context, own, index) for index, key in others.items()]
+        crypto.add_masks(masked, [(crypto.self_mask(self._seed, context), False), *masks])
         self._held = {index: shares for index, shares in held.items() if shares is not None}
         self._dealers = list(dealt)
         self._sealing = self._masking = self._seed = b""  # they are of no further use
@@ -245,12 +231,13 @@ class SecureClient(Represented):
 
     def _opened(self, sender: int, dealt: Dealt) -> bytes | None:
         """Return the shares of seed and key that a client dealt, or None if they differ from their digests."""
-        key, path = envelope(self._sealing, self._group[sender].sealing, self._context, sender, self._index)
-        shares = unseal(key, dealt.sealed, path)
-        if shares is None or len(shares) != 2 * SHARE:
+        key, path = crypto.envelope(self._sealing, self._group[sender].sealing, self._context, sender, self._index)
+        shares = crypto.unseal(key, dealt.sealed, path)
+        if shares is None or len(shares) != 2 * crypto.SHARE:
             return None
-        found = digest(shares[:SHARE], self._context), digest(shares[SHARE:], self._context)
-        return shares if found == (dealt.seed_digest, dealt.key_digest) else None
+        halves = shares[: crypto.SHARE], shares[crypto.SHARE :]
+        found = [crypto.digest(share, self._context) for share in halves]
+        return shares if found == [dealt.seed_digest, dealt.key_digest] else None
 
     def _checked(self, body: memoryview) -> bytes:
         """Return the list of survivors, if the client may show shares for it."""
@@ -269,15 +256,14 @@ class SecureClient(Represented):
 
     def _require_signatures(self, body: memoryview) -> None:
         """Check that ``threshold`` clients of the group signed the same roster and survivors as this client."""
-        signed = {
-            index
+        signed = sum(
+            index in self._group
+            and crypto.is_signed(self._group[index].identity, signature, OF_SURVIVORS, self._context, self._survivors)
             for index, signature in wire.read_signatures(body).items()
-            if index in self._group
-            and is_signed(self._group[index].identity, signature, OF_SURVIVORS, self._context, self._survivors)
-        }
-        if len(signed) < self._threshold:
+        )
+        if signed < self._threshold:
             raise RoundError(
-                f"signatures: {len(signed)} clients signed the same survivors, but the threshold is {self._threshold}"
+                f"signatures: {signed} clients signed the same survivors, but the threshold is {self._threshold}"
             )
 
     def _show(self, session: bytes, listed: bytes) -> bytes:
@@ -285,7 +271,7 @@ class SecureClient(Represented):
         shown = {}
         for index, shares in self._held.items():
             is_seed = index in survivors
-            shown[index] = is_seed, shares[:SHARE] if is_seed else shares[SHARE:]
+            shown[index] = is_seed, shares[: crypto.SHARE] if is_seed else shares[crypto.SHARE :]
         self._held = {}  # they are of no further use
         return wire.write_opened(session, shown)
 

@@ -99,8 +99,7 @@ def _entries(name: str, body: memoryview, fields: struct.Struct) -> list[tuple[A
     if len(body) % fields.size:
         raise ArrayError(f"{name}: {len(body)} bytes are no multiple of {fields.size}")
     entries = list(fields.iter_unpack(body))
-    indices = [entry[0] for entry in entries]
-    if any(after <= before for before, after in pairwise(indices)):
+    if any(after[0] <= before[0] for before, after in pairwise(entries)):
         raise ArrayError(f"{name}: the clients' indices must ascend")
     return entries
 
@@ -118,8 +117,7 @@ def context_of(session: bytes, opening: Opening) -> bytes:
 def read_open(body: memoryview) -> Opening:
     """Return the checked fields of an invitation, except those of the encoding."""
     try:
-        found = json.loads(bytes(body))
-        opening = Opening(**found)
+        opening = Opening(**json.loads(bytes(body)))
     except (ValueError, TypeError, RecursionError):
         raise ArrayError("open: the fields are malformed") from None
     numbers = opening.number, opening.clients, opening.min_clients

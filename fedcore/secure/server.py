@@ -13,25 +13,14 @@ import numpy.typing as npt
 from fedcore.arrays import BufferPool, core, set_to_zero
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, UnknownClientError
 from fedcore.secure import messages as wire
+from fedcore.secure import primitives as crypto
 from fedcore.secure.client import OF_KEYS, OF_SURVIVORS, signed_part
 from fedcore.secure.encoding import Encoding
 from fedcore.secure.messages import KEYS, MASKED, MOST_CLIENTS, OPENED, SHARES, SIGNED, Dealt, Opening, PublicKeys
-from fedcore.secure.primitives import (
-    U64,
-    add_masks,
-    agree,
-    digest,
-    is_signed,
-    join,
-    lagrange,
-    new_secret,
-    pairwise_mask,
-    public_key,
-    self_mask,
-)
+from fedcore.server import Server
 from fedcore.server.report import Rejected
 from fedcore.store.registry import ClientId, canonical
-from fedcore.totals import TotalsForm
+from fedcore.totals import Totals, TotalsForm
 from fedcore.validation import Represented, check_integer, rejection_reason, short_repr
 
 LOGGER = logging.getLogger("fedcore.secure")
@@ -112,14 +101,14 @@ class SecureServer(Represented):
         self._context = wire.context_of(self._session, opening)  # later with the roster; see ``SecureClient``
         self._rejected = Rejected()
         self._faulty: set[int] = set()
-        self._probe = new_secret()  # the key with which advertised keys are tried
+        self._probe = crypto.new_secret()  # the key with which advertised keys are tried
         self._threshold = 0
         self._keys: dict[int, PublicKeys] = {}
         self._known: set[bytes] = set()  # all advertised keys
         self._groups: dict[int, list[int]] = {}
         self._dealt: dict[int, tuple[bytes, dict[int, Dealt]]] = {}  # the seed's digest and the shares
-        self._sum: U64 = np.empty(0, np.uint64)  # allocated for the first masked words
-        self._held: list[U64] = []  # masked words that are not in the sum yet
+        self._sum: crypto.U64 = np.empty(0, np.uint64)  # allocated for the first masked words
+        self._held: list[crypto.U64] = []  # masked words that are not in the sum yet
         self._summed: set[int] = set()
         self._survivors, self._signatures = b"", dict[int, bytes]()
         self._shown: dict[int, dict[int, tuple[bool, bytes]]] = {}  # by holder
@@ -221,9 +210,12 @@ class SecureServer(Represented):
 
         Raises:
             RoundError: the sum is not open.
+            ArrayError: ``server`` is of another kind than the encoding's.
             RangeError: the total cannot be a sum of valid updates: a client sent wrong words, and the protocol hides
                 which one.
         """
+        if not issubclass(type(server), Totals if isinstance(self.encoding, TotalsForm) else Server):
+            raise ArrayError(f"server: expected the Server or the Totals that made the encoding, got {type(server)}")
         if self.total is None:
             raise RoundError("partial_sum: the sum is not open; close all phases first")
         return self.encoding.partial_sum(server, self.total, self.survivors, self.rejected)
@@ -248,13 +240,13 @@ class SecureServer(Represented):
     def _read_keys(self, index: int, body: memoryview) -> None:
         keys = wire.read_keys(body)
         for key in keys[:2]:
-            agree(self._probe, key, self._context, b"probe")  # raises for a key of low order
+            crypto.agree(self._probe, key, self._context, b"probe")  # raises for a key of low order
         if self._known & set(keys[:2]) or keys.sealing == keys.masking:
             raise ArrayError("keys: a key occurs twice")
         own = None if self._identities is None else self._identities[self._ids[index]]
         signed = signed_part(index, keys)
         if own is not None and not (
-            own == keys.identity and is_signed(own, keys.signature, OF_KEYS, self._context, signed)
+            own == keys.identity and crypto.is_signed(own, keys.signature, OF_KEYS, self._context, signed)
         ):
             raise ArrayError("keys: the client's identity did not sign them")
         self._known.update(keys[:2])
@@ -269,7 +261,7 @@ class SecureServer(Represented):
         self._threshold = 2 * size // 3 + 1 if size == len(members) else size // 2 + 1
         self._send({i: self._roster(i) for i in members})
         if self._identities is not None:  # all have the same roster
-            self._context = digest(self._roster(members[0])[wire.HEADER.size :], self._context)
+            self._context = crypto.digest(self._roster(members[0])[wire.HEADER.size :], self._context)
 
     def _roster(self, index: int) -> bytes:
         group = {other: self._keys[other] for other in self._groups[index]}
@@ -326,7 +318,7 @@ class SecureServer(Represented):
 
     def _read_signed(self, index: int, body: memoryview) -> None:
         signature, survivors = wire.read_signed(body), self._survivors[wire.HEADER.size :]
-        if not is_signed(self._keys[index].identity, signature, OF_SURVIVORS, self._context, survivors):
+        if not crypto.is_signed(self._keys[index].identity, signature, OF_SURVIVORS, self._context, survivors):
             raise ArrayError("signed: not the client's signature of the survivors")
         self._signatures[index] = signature
 
@@ -348,7 +340,7 @@ class SecureServer(Represented):
             if is_seed != (owner in self._summed):
                 raise ArrayError(f"opened: the share of client {owner} is of the wrong secret")
             dealt = self._dealt[owner][1][index]
-            if digest(share, self._context) != (dealt.seed_digest if is_seed else dealt.key_digest):
+            if crypto.digest(share, self._context) != (dealt.seed_digest if is_seed else dealt.key_digest):
                 raise ArrayError(f"opened: the share of client {owner} is not the one that it dealt")
         self._shown[index] = shown
 
@@ -365,15 +357,13 @@ class SecureServer(Represented):
             raise RoundError(f"opened: {'; '.join(reasons[:3])}; open a new sum")
         masks = []
         for owner, secret in found.items():
-            alive = [other for other in self._groups[owner] if other in self._summed]
             if owner in self._summed:
-                masks.append((self_mask(secret, self._context), True))
+                masks.append((crypto.self_mask(secret, self._context), True))
                 continue
-            for other in alive:  # the survivor added this mask, so that the server subtracts it
-                key, negative = pairwise_mask(secret, self._keys[other].masking, self._context, owner, other)
-                masks.append((key, negative))
+            for other in self._summed.intersection(self._groups[owner]):  # the survivor added the mask
+                masks.append(crypto.pairwise_mask(secret, self._keys[other].masking, self._context, owner, other))
         total, self._sum = self._sum, self._sum[:0]
-        add_masks(total, masks)
+        crypto.add_masks(total, masks)
         self.total = total.view(np.int64)
 
     def _secret(self, owner: int, weights: dict[tuple[int, ...], list[int]]) -> bytes:
@@ -386,13 +376,13 @@ class SecureServer(Represented):
                 f"{self._threshold}"
             )
         if holders not in weights:
-            weights[holders] = lagrange(holders)
-        secret = join({holder: shown[holder][owner][1] for holder in holders}, weights[holders])
+            weights[holders] = crypto.lagrange(holders)
+        secret = crypto.join({holder: shown[holder][owner][1] for holder in holders}, weights[holders])
         is_seed = owner in self._summed
         if secret is None or not (
-            digest(secret, self._context) == self._dealt[owner][0]
+            crypto.digest(secret, self._context) == self._dealt[owner][0]
             if is_seed
-            else public_key(secret) == self._keys[owner].masking
+            else crypto.public_key(secret) == self._keys[owner].masking
         ):
             self._faulty.add(owner)
             raise RoundError(f"client {self._ids[owner]!r} dealt shares of a wrong secret")
@@ -423,17 +413,12 @@ def choose_groups(members: Sequence[int], size: int) -> dict[int, list[int]]:
 
     Membership is mutual. An even size that is not the number of clients is raised by one.
     """
-    if size >= len(members):
-        return dict.fromkeys(members, sorted(members))
-    circle = list(members)
-    secrets.SystemRandom().shuffle(circle)
-    reach, count = size // 2, len(circle)
+    reach, count = size // 2, len(members)
     if 2 * reach + 1 >= count:
         return dict.fromkeys(members, sorted(members))
-    return {
-        client: sorted(circle[(at + step) % count] for step in range(-reach, reach + 1))
-        for at, client in enumerate(circle)
-    }
+    circle, steps = list(members), range(-reach, reach + 1)
+    secrets.SystemRandom().shuffle(circle)
+    return {client: sorted(circle[(at + step) % count] for step in steps) for at, client in enumerate(circle)}
 
 
 def least_group(count: int) -> int:

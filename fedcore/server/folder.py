@@ -24,7 +24,7 @@ from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules.private import Ledger
 from fedcore.rules.windows import WINDOW
-from fedcore.server.report import Document, checked, log_of
+from fedcore.server.report import TOTALS, Document, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
 from fedcore.server.update import IDS, Update, digest_of_numbers, in_float32, read_counters
@@ -501,11 +501,11 @@ def read_audit(path: Path, shards: Sequence[Any] = ()) -> list[tuple[str, Docume
             stores = [opened.enter_context(one.open(readonly=True)) for one in shards]
             stores = stores or [opened.enter_context(ClientStore.open(path, readonly=True))]
             first, states = stores[0], [rows.state for rows in stores]
-            if not first.documents() or not _has_server(first):
+            if not isinstance(states[0], dict) or states[0].get("what") not in (SERVER, TOTALS):
                 return []
             groups = [] if shards else group_folders(path)
             x = [read_model(path).x] if groups else [one for rows in stores if (one := rows.vector("x")) is not None]
-            digest = digest_of_numbers(x) if len(x) == len(stores) else None
+            digest = digest_of_numbers(x) if len(x) == len(stores) and first.documents() else None
             with checkpoint_errors(path):
                 counts = {count_of(state_of(folder)["numbers"]) for folder in groups} - {count_of(states[0]["numbers"])}
                 is_one = not counts and all(state["numbers"] == states[0]["numbers"] for state in states)

@@ -466,8 +466,8 @@ def report_of(
 
 Document = dict[str, Any]
 
-ROUND, UNDO = "a round of a fedcore server", "an undo"
-"""``what`` of two kinds of documents."""
+ROUND, UNDO, TOTALS = "a round of a fedcore server", "an undo", "fedcore totals"
+"""``what`` of three kinds of documents; that of totals is also the ``what`` of their folder's state."""
 SIGNED = b"fedcore audit 1: "
 """The first bytes of every signed message, so that a signature for another purpose is not valid here."""
 LONGEST = 1 << 26
@@ -653,7 +653,7 @@ def _keys() -> Any:
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, sort_keys=True)
+    return json.dumps(document, sort_keys=True, default=lambda id: id.__index__())  # of NumPy
 
 
 def _parsed(text: str) -> Document:

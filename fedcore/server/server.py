@@ -572,8 +572,8 @@ class Server(Represented, Unpicklable):
         Args:
             path: the folder, which appears when it is complete. ``Safetensors(path)`` reads it. It has the files and
                 the index of ``model`` if that was a ``Safetensors``, also those tensors that are personal or frozen,
-                unchanged. Otherwise, and after ``load``, it has one file, ``model.safetensors``, with the tensors of
-                the server.
+                unchanged, and the configurations and tokenizers beside them. Otherwise, and after ``load``, it has
+                one file, ``model.safetensors``, with the tensors of the server.
 
         Raises:
             StoreError: the folder exists, or cannot be written.

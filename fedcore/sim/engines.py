@@ -174,10 +174,7 @@ class Parts:
                 continue
             for client, part in enumerate(held[start:], start):
                 if not 0 <= part.min() <= part.max() < examples:
-                    raise RangeError(
-                        f"parts: client {client} has indices {part.min()} .. {part.max()}; they must be in 0 .. "
-                        f"{examples - 1}"
-                    )
+                    raise RangeError(f"parts: client {client} has {part.min()}..{part.max()}; pass 0..{examples - 1}")
         self._held = list(held)
         self.largest = int(lengths.max())
         self.seed, self.options, self._sizes = sizes.seed, options, sizes
@@ -198,10 +195,7 @@ class Parts:
         """
         _check_clients_can(broadcast.keeps_row, broadcast.second_vector)
         if broadcast.plain and not self.options.plain:
-            raise RangeError(
-                f"options: {self.options} has momentum or clip, but the server derives gradients from plain steps; "
-                "remove momentum and clip"
-            )
+            raise RangeError(f"options: {self.options}: plain steps are needed, without momentum or clip")
         ids = [client for client in broadcast.ids if isinstance(client, int) and 0 <= client < len(self)]
         if len(ids) < len(broadcast.ids):
             unknown = [client for client in broadcast.ids if client not in ids]

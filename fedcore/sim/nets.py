@@ -221,11 +221,7 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {"lenet": LeNet, "vgg11": VGG11, 
 _MODELS |= {"mlp-mnist": mlp_mnist, "cnn-emnist": CNNEMNIST, "cnn-cifar10": CNNCIFAR10, "mlp-cifar10": mlp_cifar10}
 _MODELS |= {"relu-mnist": relu_mnist, "resnet18": ResNet18}
 REGISTRY: Registry[Callable[..., nn.Module]] = Registry(
-    "model",
-    _MODELS,
-    expected="a class or function that makes a torch.nn.Module",
-    fits=callable,
-    group="fedcore.models",
+    "model", _MODELS, expected="a class or function that makes a torch.nn.Module", fits=callable, group="fedcore.models"
 )
 
 

@@ -238,15 +238,11 @@ class Bernoulli(Participation):
     @ieee
     def __post_init__(self) -> None:
         super().__post_init__()
-        p: Any = self.p
-        if not isinstance(p, Mapping):
-            p = {0: p}
-        by_round = {
-            check_integer("p: round", _number(round), 0, 2**53): self._probabilities(
-                f"p[{round}]" if len(p) > 1 else "p", own
-            )
-            for round, own in p.items()
-        }
+        p: Any = self.p if isinstance(self.p, Mapping) else {0: self.p}
+        by_round: dict[int, F64] = {}
+        for round, own in p.items():
+            name = f"p[{round}]" if len(p) > 1 else "p"
+            by_round[check_integer("p: round", _number(round), 0, 2**53)] = self._probabilities(name, own)
         if len(by_round) < len(p) or 0 not in by_round:
             raise RangeError(f"p: has rounds {list(p)}; the rounds must include 0, without duplicates")
         self._by_round = sorted(by_round.items())

@@ -6,7 +6,6 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice, repeat
 from typing import Any, NamedTuple
@@ -20,8 +19,9 @@ from fedcore.arrays import F32
 from fedcore.cluster import Slices, digest_of
 from fedcore.cluster.workers import MOST_TRIES, ArgumentLostError, LostError, Pool, Session, Stats, Worker
 from fedcore.errors import ClusterError, RangeError
+from fedcore.files import closed_on_error
 from fedcore.profiling import timed
-from fedcore.runtime import hide_warnings_of_others, set_threads
+from fedcore.runtime import Closing, hide_warnings_of_others, set_threads
 from fedcore.server import Broadcast, SentSlices, Update
 from fedcore.server.broadcast import Instructions
 from fedcore.sim.data import Dataset
@@ -37,7 +37,7 @@ Ranges = Sequence[tuple[int, int, int]]
 """(start, stop, end) of each shard: see ``SentSlices``."""
 
 
-class Ray(EngineWrapper, AbstractContextManager["Ray"]):
+class Ray(EngineWrapper, Closing):
     """The engine that trains a round's clients in workers on Ray, bit-identical to ``InProcess``. A context manager.
 
     Each machine gets the module, the data set and the parts once, and x once a round. The engine replaces lost workers,
@@ -101,7 +101,7 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
             raise RangeError(f"gpus=0: must be > 0 on {device!r}; use 1, or 0.25 if four workers share a GPU")
         options["device"] = device
         self._session = Session(address, cpus=workers * cpus)
-        try:
+        with closed_on_error(self._session):
             pickled = self._session.pickled(module)
             self._local = InProcess(module, dataset, parts, **options)
             super().__init__(self._local)
@@ -112,9 +112,6 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
             training = replace(dataset, parts=None, **no_test)
             shared = tuple(map(self._session.put, (tuple(imports), pickled, training, list(parts), options)))
             self._pool = Pool(self._session, Trainer, workers, cpus=cpus, gpus=gpus, arguments=shared)
-        except BaseException:
-            self._session.close()
-            raise
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast in the workers, some before their update is read.
@@ -181,9 +178,6 @@ class Ray(EngineWrapper, AbstractContextManager["Ray"]):
         """End the workers; also end Ray if this engine started it and nothing else uses it."""
         self._pool.close()
         self._session.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _spans(self, clients: int) -> list[range]:
         """Return the positions of each task's clients. In a small cohort, each worker has two tasks."""

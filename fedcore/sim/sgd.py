@@ -338,8 +338,7 @@ def moved(array: F32, device: torch.device) -> torch.Tensor:
 
 def on_host(tensor: torch.Tensor) -> F32:
     """Return a tensor as a NumPy array: a view in host memory, or a copy from a GPU."""
-    array: F32 = tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
-    return array
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
 def split_on(device: torch.device, indices: list[np.ndarray]) -> Sequence[torch.Tensor]:

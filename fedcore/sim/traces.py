@@ -125,11 +125,7 @@ def read_traces(source: str | Path, clients: int | None = None) -> tuple[Law, ..
         file = resources.files("fedcore.sim") / PACKAGED[source]
     else:
         raise UnknownNameError.of("traces", source, [*PACKAGED, "PATH.csv"])
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingDataError(f"traces: cannot read {source}: {error}") from None
-    rows = list(_rows(str(source), lines))
+    rows = list(_rows("traces", source, file))
     if len(rows) < 2:
         raise MissingDataError(f"traces: {source}: expected a header and at least one row, got {len(rows)} lines")
     (_, header), *body = rows
@@ -157,10 +153,7 @@ def read_durations(source: str | Path, clients: int) -> tuple[F64, ...]:
     Raises:
         MissingDataError: the file cannot be read, is malformed, or lacks a client.
     """
-    try:
-        rows = list(_rows(str(source), absolute(source, "source").read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingDataError(f"trace: cannot read {source}: {error}") from None
+    rows = list(_rows("trace", source, absolute(source, "source")))
     if not rows or rows[0][1] != ["client", "seconds"]:
         raise MissingDataError(f"trace: {source}: expected the header client,seconds")
     found: list[list[float]] = [[] for _ in range(clients)]
@@ -208,8 +201,12 @@ def _of_log(source: str, body: list[tuple[int, list[str]]], clients: int | None)
     return tuple(Logged(named.get(client, str(client)), tuple(own.tolist())) for client, own in enumerate(shares))
 
 
-def _rows(source: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+def _rows(name: str, source: str | Path, file: Traversable) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a file with their line numbers; all must be as wide as the header."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingDataError(f"{name}: cannot read {source}: {error}") from None
     width = 0
     for number, line in enumerate(lines, start=1):
         if line.startswith("#") or not line.strip():
@@ -217,10 +214,10 @@ def _rows(source: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
         try:
             cells = [cell.strip() for cell in next(csv.reader([line]))]
         except csv.Error as error:
-            raise MissingDataError(f"traces: {source}: line {number}: {error}") from None
+            raise MissingDataError(f"{name}: {source}: line {number}: {error}") from None
         width = width or len(cells)
         if len(cells) != width:
-            raise MissingDataError(f"traces: {source}: expected {width} cells in line {number}, got {len(cells)}")
+            raise MissingDataError(f"{name}: {source}: expected {width} cells in line {number}, got {len(cells)}")
         yield number, cells
 
 

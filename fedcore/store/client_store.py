@@ -3,9 +3,9 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedcore import runtime as randomness
 from fedcore.arrays import I64
 from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
+from fedcore.files import closed_on_error
 from fedcore.kernels import Codes
 from fedcore.kernels.rows import BLOCK
 from fedcore.profiling import span
@@ -27,7 +28,7 @@ from fedcore.store.slots import Codec, Row, RowFormat
 from fedcore.validation import absolute, check_integer
 
 
-class ClientStore(CommittedRows):
+class ClientStore(CommittedRows, randomness.Closing):
     """A store of one row of n numbers per client and of named server vectors, changed by atomic commits.
 
     ``stage`` returns free slots that readers do not see. ``commit`` makes the staged rows, the vectors and a state
@@ -91,11 +92,8 @@ class ClientStore(CommittedRows):
         require_folder(keep_previous, medium, readonly=False)
         form, registry, folder = RowFormat(codec, n, device), Registry(clients), None
         if (medium == "mmap") != (path is not None):
-            raise RangeError(
-                "path: give a folder for medium='mmap'"
-                if path is None
-                else f"path={str(path)!r}: only for medium='mmap'; save() writes a store in memory to a folder"
-            )
+            only = f"path={str(path)!r}: only for medium='mmap'; save() writes a store in memory to a folder"
+            raise RangeError("path: give a folder for medium='mmap'" if path is None else only)
         if path is not None:
             with replacing(absolute(path), form, registry, existing=False):
                 pass
@@ -140,19 +138,15 @@ class ClientStore(CommittedRows):
 
         def read() -> Content:
             folder = Folder(place, readonly=readonly, durable=durable, keep_previous=keep_previous)
-            try:
+            with closed_on_error(folder):
                 content = Content.read(folder)
-                if medium != "mmap":
-                    loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
-                    content.copy_to(loaded)
-                    loaded.documents = folder.index.documents()
-                    content = loaded
-            except BaseException:
-                folder.close()
-                raise
-            if medium != "mmap":
-                folder.close()
-            return content
+                if medium == "mmap":
+                    return content
+            with closing(folder):
+                loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
+                content.copy_to(loaded)
+                loaded.documents = folder.index.documents()
+            return loaded
 
         store = cls.__new__(cls)
         CommittedRows.__init__(store, Session(undisturbed(place, read), durability, resident_rows))
@@ -386,14 +380,6 @@ class ClientStore(CommittedRows):
                 files failed, the store is durable and closed.
         """
         self._session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _stage(self, numbers: I64, round: int | None) -> list[Row]:
         rows, listed = self._content.rows, numbers.tolist()

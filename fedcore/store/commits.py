@@ -104,12 +104,11 @@ class Session:
         self.background = None if self.folder is None else DiskThread(self.folder.rows)
         if self.folder is not None and resident_rows is not None:
             self.folder.rows.resident = resident_rows
-        if self.folder is not None and not self.folder.readonly:
-            self._reclaim()  # frees the slots that were free when the store was opened
         self._process = os.getpid()
         self._closed = False
         self._has_warned = False
         if self.folder is not None and not self.folder.readonly:
+            self._reclaim()  # frees the slots that were free when the store was opened
             if durability == "checkpoint":
                 self.folder.index.raise_format()
             if self.folder.head.unsynced:
@@ -317,8 +316,7 @@ class Session:
         entries = _lowered_rows(content)
         try:
             table, taken = (content.vectors.table, []) if erase else content.vectors.lowered()
-            change = Change(content.round, content.state, table, taken, entries)
-            self._change(change, keeps=False)
+            self._change(Change(content.round, content.state, table, taken, entries), keeps=False)
         except BaseException:
             moved = set(entries["slot"].tolist()) - set(content.rows.slot[entries["number"]].tolist())
             content.rows.slots.give(moved)  # the transaction failed

@@ -1,6 +1,7 @@
 """Statistics of a store, and recovery after a loss of commits."""
 
 import json
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,13 +124,10 @@ class Remains:
 
 def look(path: Path) -> Remains:
     """Return the state of the store in a folder after a loss of commits. Reads all of it and changes nothing."""
-    folder = Folder(path, readonly=True, durable=False, lossy=True)
-    try:
+    with closing(Folder(path, readonly=True, durable=False, lossy=True)) as folder:
         problems = Content.read(folder).problems(with_previous=False)
         commit = folder.head.sequence
         return Remains(commit, folder.head.round, range(commit + 1, folder.seen + 1), problems)
-    finally:
-        folder.close()
 
 
 def give_up(path: Path) -> Remains:
@@ -146,12 +144,9 @@ def give_up(path: Path) -> Remains:
         raise CorruptionError(
             f"{path}: commit {found.commit} is damaged: {found.problems[0]}{more}; use a copy of the store"
         )
-    folder = Folder(path, readonly=False, durable=True, lossy=True)
-    try:
+    with closing(Folder(path, readonly=False, durable=True, lossy=True)) as folder:
         Content.read(folder)
         # Above every number so far, so that the row file has not recorded more commits than the index.
         folder.head = replace(folder.head, sequence=max(folder.seen, folder.head.sequence), unsynced=False)
         folder.publish(Transaction(folder.head, row_entries(())))
-    finally:
-        folder.close()
     return found

@@ -45,8 +45,7 @@ class Clients(Represented):
     @property
     def capacity(self) -> int:
         """An upper bound of all numbers: one more than the highest number in use, and at least the count."""
-        capacity: int = self._index.capacity
-        return capacity
+        return self._index.capacity
 
     def _facts(self) -> dict[str, Any]:
         return {"count": len(self), "first": first_members(self)}

@@ -66,8 +66,7 @@ def checksums(buffer: Any, block: int = 1 << 20) -> Sums:
     >>> checksums(b"fedcore"), checksums(b"fedcorf")
     (array([9472247094406915468], dtype=uint64), array([15834520062922671200], dtype=uint64))
     """
-    sums: Sums = core.checksum(buffer, check_integer("block", block, 1, 2**63 - 1))
-    return sums
+    return core.checksum(buffer, check_integer("block", block, 1, 2**63 - 1))
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,5 @@ from fedcore.testing.rules import RuleContract
 from fedcore.testing.servers import ServerContract
 from fedcore.testing.stores import StoreContract
 
-__all__ = [
-    "AdapterContract",
-    "AlgorithmContract",
-    "Contract",
-    "ExecutorContract",
-    "RuleContract",
-    "ServerContract",
-    "StoreContract",
-    "check",
-    "check_algorithm",
-    "check_optimizer",
-]
+__all__ = ["AdapterContract", "AlgorithmContract", "Contract", "ExecutorContract", "RuleContract", "ServerContract"]
+__all__ += ["StoreContract", "check", "check_algorithm", "check_optimizer"]

@@ -1,7 +1,7 @@
 """The contract of servers."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller
@@ -95,6 +95,8 @@ class ServerContract(Contract):
         "SCAFFOLD": named("SCAFFOLD"),
     }
     shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"w": (2, 16_384), "b": (1_000,)}  # at least three shards
+    buffers: ClassVar[Sequence[tuple[Any, float]]] = ((None, 0.5), ("trimmed-mean", 0.0))
+    """The rules and discounts of asynchronous servers."""
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "Adam": {"optimizer": Adam(), "server_lr": 0.5},
         "exact sums": {"compute": Compute(accumulator="exact")},
@@ -279,7 +281,7 @@ class ServerContract(Contract):
 
     def test_push(self, tmp_path: Path) -> None:
         """Asynchronous updates close a round at each K-th one, with the same bits (docs/asynchronous.md)."""
-        for i, (rule, discount) in enumerate([(None, 0.5), ("trimmed-mean", 0.0)]):
+        for i, (rule, discount) in enumerate(self.buffers):
             policy = RoundPolicy(buffer=3, max_staleness=2, discount=discount)
             pair = self.pair(tmp_path / str(i), named("FedAvg"), policy=policy, aggregation=rule)
             for _ in range(3):

@@ -72,7 +72,7 @@ def test_resumed_trial_is_logged_from_the_end_of_its_record(fakes, tmp_path):
     (record,) = (tmp_path / "run" / "records").glob("*.jsonl")
     header, line, _ = record.read_text().splitlines(keepends=True)
     record.write_text(header + line)
-    assert invoke("run", tmp_path / "run", "--resume", "--log", "mlflow").status == 0
+    assert invoke("run", tmp_path / "run", "--resume", "--workers", 0, "--log", "mlflow").status == 0
     assert fakes["mlflow"].found == [("quickstart/MIFA-seed0", 1)]
 
 
@@ -104,9 +104,9 @@ def test_help_has_an_example():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_with_worker_processes(tmp_path):
+def test_tensorboard_with_a_run(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    done = invoke("run", "quickstart", *LOGGED, "--workers", "1", "--out", tmp_path / "run", "--log", "tensorboard")
+    done = invoke("run", "quickstart", *LOGGED, "--out", tmp_path / "run", "--log", "tensorboard")
     assert f"logged to tensorboard: tensorboard --logdir {tmp_path / 'run' / 'tensorboard'}" in done.output
     (record,) = read_folder(tmp_path / "run")
     found = scalars(tmp_path / "run" / "tensorboard" / "quickstart" / "MIFA-seed0")

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from tests.cli.command import SMALL
+
 WARNS = """
 import warnings
 
 warnings.warn("this package is deprecated", FutureWarning, stacklevel=2)
 """
-RUN = ["run", "quickstart", "--rounds", "1", "--seeds", "1", "--workers", "1", "--set", "algorithms=['FedAvg']"]
+RUN = ["run", "quickstart", *SMALL, "--workers", "1"]
 
 
 @pytest.fixture
@@ -33,13 +35,15 @@ def test_warnings_are_hidden(run):
     assert run("-m", "fedcore", *RUN) == ""
 
 
+@pytest.mark.endurance
 def test_warnings_on_request(run):
     assert run("-W", "default", "-m", "fedcore", *RUN).count("FutureWarning: this package is deprecated") == 2
 
 
-def test_warnings_of_a_program_are_hidden(run):
+@pytest.mark.parametrize(("options", "shown"), [([], False), (["-W", "default"], True)], ids=["hidden", "on request"])
+def test_warnings_of_a_program(run, options, shown):
     program = "import warnings; from fedcore.sim.experiment.schema import Model; Model.registry()"
     program += "; warnings.warn('own', FutureWarning)"
-    errors = run("-c", program)
+    errors = run(*options, "-c", program)
     assert "own" in errors
-    assert "deprecated" not in errors
+    assert ("deprecated" in errors) == shown

@@ -81,6 +81,7 @@ def names(folder):
     return {entry.name for entry in folder.iterdir()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("moment", ["in the middle", "before the manifest", "behind it"])
 @pytest.mark.parametrize("moved", [False, True], ids=["", "and moved"])
 def test_the_next_save_deletes_leftovers_of_a_killed_one(tmp_path, monkeypatch, moment, moved):

@@ -8,6 +8,7 @@ import pytest
 
 import fedcore
 from fedcore import _core
+from tests.kernels.arrays import FORMS
 
 LEVELS = ["baseline", "avx2", "avx512"]
 LEVELS = LEVELS[: LEVELS.index(_core.best_isa()) + 1]
@@ -15,12 +16,11 @@ LEVELS = LEVELS[: LEVELS.index(_core.best_isa()) + 1]
 DIGEST = """
 import hashlib, os, sys
 import numpy as np
-import torch
+import ml_dtypes
 import fedcore
 from fedcore import kernels, sampling
-from fedcore.kernels import Linear
+from fedcore.kernels import Linear, Terms
 from fedcore.store import checksums
-from tests.kernels.arrays import FORMS
 
 # The digest of every function's results on arrays of those lengths, at the addresses that place() chooses.
 def digest_of(lengths, place=lambda array: array):
@@ -38,16 +38,15 @@ def digest_of(lengths, place=lambda array: array):
         digest.update(partials)
         digest.update(kernels.weighted_sum(ys, weights.astype(np.float32), place(np.empty(n, np.float32))))
         digest.update(kernels.weighted_sum(ys, weights.astype(np.float32), accumulate="float64"))
-        for dtype in (np.float32, np.float64, np.float16, "bfloat16"):
-            short = [y[:40_001] for y in ys]
-            every = [torch.from_numpy(y).bfloat16() if dtype == "bfloat16" else y.astype(dtype) for y in short]
+        for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16):
+            every = [y[:40_001].astype(dtype) for y in ys]
             every[0][::3] *= 1e-6  # subnormal in float16
             own = every[0] * 0
             for base in (None, x[:40_001]):
                 for precision in ("float32", "float64"):
                     options = dict(base=base, accumulate=precision)
                     summed = kernels.weighted_sum(every, weights.astype(np.float32), own, norms=True, **options)
-                    for array in (own.view(torch.int16).numpy() if dtype == "bfloat16" else own, summed.squared_norms):
+                    for array in (own.view(np.int16) if dtype == ml_dtypes.bfloat16 else own, summed.squared_norms):
                         digest.update(array)
                     digest.update(np.array(summed.squared_norm_of_sum))
                     digest.update(kernels.weighted_sum(every, weights.astype(np.float32), **options))
@@ -143,7 +142,7 @@ LENGTHS = (1, 17, 5000, 16385, 500_003)
 """
 
 PROGRAM = (
-    DIGEST
+    f"{DIGEST}\nFORMS = {FORMS!r}\n"  # written out, because tests.kernels.arrays imports torch
     + """
 PAGE = 4096
 count = 0

@@ -252,6 +252,51 @@ def test_adapters_of_one_scale_are_merged_with_their_configuration(tmp_path):
             fedcore.aggregate([one, other])
 
 
+def test_the_result_has_the_configurations_and_tokenizers_of_its_inputs(tmp_path, caplog):
+    beside = dict.fromkeys(["config.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "x.model"], "{}")
+    left = dict.fromkeys(["trainer_state.json", "optimizer.pt", "training_args.bin", "own.py", "README.md"], "")
+    for name, model in zip("abc", clients(n=10), strict=False):
+        folder = shards(tmp_path / name, model, [2])
+        for file, text in (beside | left).items():
+            (folder / file).write_text(text)
+    (tmp_path / "b" / "config.json").write_text("{1}")
+    (tmp_path / "c" / "generation_config.json").write_text("{2}")
+    (tmp_path / "c" / "tokenizer.json").unlink()
+    due = {*beside, "generation_config.json", "merge.json", "model.safetensors.index.json"}
+    merge(tmp_path / "new" / "er" / "out", [tmp_path / name for name in "abc"])
+    files = {file.name: file for file in (tmp_path / "new" / "er" / "out").iterdir()}
+    assert files.keys() == due | {"part-0.safetensors", "part-1.safetensors"}
+    assert {name: files[name].read_text() for name in beside} == beside
+    assert files["generation_config.json"].read_text() == "{2}"
+    (warned,) = caplog.messages
+    assert "config.json" in warned
+    assert str(tmp_path / "b") in warned
+    assert "client 0" in warned
+    caplog.clear()
+    merge(tmp_path / "out", [tmp_path / "a"], base=tmp_path / "b" / "model.safetensors.index.json")
+    assert (tmp_path / "out" / "config.json").read_text() == "{1}"
+    assert "base" in caplog.messages[0]
+    (tmp_path / "b" / "vocab.txt").write_text("z")  # else the finished merge would be found
+    with pytest.raises(errors.StoreError, match="exists"):
+        merge(tmp_path / "out", [tmp_path / "a"], base=tmp_path / "b" / "model.safetensors.index.json")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_transformers_loads_the_result(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    size = dict(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    nets = []
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        nets.append(transformers.LlamaForCausalLM(transformers.LlamaConfig(**size)))
+        nets[-1].save_pretrained(tmp_path / name, max_shard_size="8KB")
+    merge(tmp_path / "out", [tmp_path / "a", tmp_path / "b"], [1, 3])
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, tensor in found.items():
+        due = (nets[0].state_dict()[name] + 3 * nets[1].state_dict()[name]) / 4
+        torch.testing.assert_close(tensor, due)
+
+
 def test_tensors_in_memory_are_part_of_the_fingerprint(tmp_path):
     for value in (1, 2):
         np.savez_compressed(tmp_path / "a.npz", w=np.full(9, value, np.float32))

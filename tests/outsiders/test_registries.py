@@ -195,7 +195,7 @@ def test_a_run_resumes_with_the_folder_of_its_modules(lab, monkeypatch):
     sys.path.remove(str(lab.parent))
     registries.ADDED.clear()
     forget_mine()
-    assert "to --import" in invoke("run", "run", "--resume").errors
+    assert "--import" in invoke("run", "run", "--resume").errors
     done = invoke("run", "run", "--resume", "--rounds", 2, "--workers", 0, "--import", "lab/")
     assert done.status == 0, done.errors
 

@@ -66,7 +66,7 @@ def test_a_peer_cannot_stand_for_two_clients():
 @pytest.fixture
 def lying(monkeypatch):
     """Servers that accept every signature; clients still check them."""
-    monkeypatch.setattr(server, "is_signed", lambda *_: True)
+    monkeypatch.setattr(server, "crypto", type("Crypto", (), {**vars(server.crypto), "is_signed": lambda *_: True}))
 
 
 ENCODINGS = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore import ClientStore, Layout, Model, Server, Storage, Update
+from fedcore import ClientStore, Compute, Layout, Model, Server, Storage, Update
 from fedcore.cli import main
 from fedcore.errors import CheckpointError, CorruptionError, RangeError
 from fedcore.server.folder import read_audit
@@ -172,6 +172,14 @@ def test_changes_of_a_server_are_documents(tmp_path):
     assert all(fact in document for fact, document in zip(facts, log, strict=False))
     assert len(log) == 8
     assert log[6]["joined"] == ["later"]
+
+
+def test_a_rejected_sender_may_have_an_id_of_numpy():
+    options = {"compute": Compute(accumulator="exact"), "storage": Storage(audit=True)}
+    server = Server(X0, "FedAvg", 3, lr=0.1, **options)
+    with server.open_round() as round:
+        round.add_partial_sum(b"", np.int64(2))
+    assert server.audit_log()[0]["rejected"][0]["client"] == 2
 
 
 def test_a_report_has_the_digest_of_its_document(tmp_path):

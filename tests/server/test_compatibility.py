@@ -53,7 +53,7 @@ USED = {
     "whole-vector optimizer": {"optimizer": WHOLE()},
     "rules": {"aggregation": [ClipToMedian()]},
     "robust rule": {"aggregation": [Median()]},
-    "robust rule in a buffer": {"aggregation": [Median()], "buffer": 4},
+    "robust rule in a buffer": {"aggregation": [Median()], "buffer": 2},
     "Mean(weights)": {"aggregation": [Mean(dict.fromkeys(range(4), 1.0))]},
     "PrivateMean": private(),
     "PrivateMean(rate)": private(rate=0.5),

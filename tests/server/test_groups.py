@@ -182,6 +182,7 @@ class TestGroups(ServerContract):
         "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
         "noise": {"aggregation": [PrivateMean(8.0, 0.5, 5, quantile=0.5, seed=3)]},
     }
+    buffers = ServerContract.buffers[:1]  # a group may get too few updates for a robust rule
     test_copies = None  # only servers in memory
     test_warm_start = None  # not supported with partial updates
 

@@ -194,10 +194,11 @@ def test_a_model_of_files_is_written_over_their_bytes(tmp_path, parts, sharded):
     if sharded:
         named = {name: f"{file}.safetensors" for name, file in files.items()}
         (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    (base / "config.json").write_text("{}")  # for from_pretrained
     server = Server(Model(Safetensors(base), **parts), "FedAvg", 1, lr=0.1)
-    server.write(tmp_path / "same")
+    server.write(tmp_path / "new" / "same")
     for path in base.iterdir():
-        assert (tmp_path / "same" / path.name).read_bytes() == path.read_bytes()
+        assert (tmp_path / "new" / "same" / path.name).read_bytes() == path.read_bytes()
     update = {name: tensor + np.ones((), tensor.dtype) for name, tensor in tensors.items()}
     assert server.round([Update(0, update, 1)]).accepted == (0,)
     server.write(tmp_path / "next")

@@ -13,13 +13,5 @@ from fedcore.adapters.flower.secure import SecureFedAvg, SecureFedNova, SecureSt
 from fedcore.adapters.flower.strategy import *  # noqa: F403
 from fedcore.adapters.flower.strategy import __all__ as strategies
 
-__all__ = [
-    "SecureFedAvg",
-    "SecureFedNova",
-    "SecureStrategy",
-    "StreamingGrid",
-    "Task",
-    "examples_reply",
-    "secure_mod",
-    *strategies,
-]
+__all__ = ["SecureFedAvg", "SecureFedNova", "SecureStrategy", "StreamingGrid", "Task", "examples_reply", "secure_mod"]
+__all__ += strategies

@@ -109,9 +109,8 @@ class StreamingGrid(Grid):
         """Send all messages, and return the replies that arrive before the timeout."""
         # A dictionary keeps the order of sending, so that replies that arrive together are summed in that order.
         with span("encode"):
-            own = {
-                number: None for message in each(messages) for number in self._grid.push_messages([message]) if number
-            }
+            pushed = (self._grid.push_messages([message]) for message in each(messages))
+            own = {number: None for numbers in pushed for number in numbers if number}
         late, self._late, self.arrived = self._late, {}, 0
         may_close, self._may_close = self._may_close, _never
         end = float("inf") if timeout is None else time.monotonic() + timeout
@@ -187,9 +186,8 @@ def answered(replies: Iterable[Message], round: int = 0) -> dict[str, Request]:
     requests = {}
     for reply in replies:
         with suppress(Exception):
-            requests[str(reply.metadata.reply_to_message_id)] = Request(
-                reply.metadata, reply.metadata.src_node_id, round
-            )
+            metadata = reply.metadata
+            requests[str(metadata.reply_to_message_id)] = Request(metadata, metadata.src_node_id, round)
     return requests
 
 

@@ -103,10 +103,8 @@ class Wire:
 
     def lost(self, tensors: Mapping[str, F32], layout: Layout) -> dict[str, F32]:
         """Return the rounding error x - (x as sent), float32, of each tensor of a narrow dtype, by name."""
-        narrow = [name for name in layout.names if self.dtypes[name] in NARROW]
-        return {
-            name: tensors[name] - read_array(name, write_array(tensors[name], self.dtypes[name])) for name in narrow
-        }
+        narrow = {name: tensors[name] for name in layout.names if self.dtypes[name] in NARROW}
+        return {name: x - read_array(name, write_array(x, self.dtypes[name])) for name, x in narrow.items()}
 
 
 def read_array(name: str, array: Array) -> npt.NDArray[Any]:

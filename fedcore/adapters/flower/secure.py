@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from logging import ERROR, INFO
+from logging import ERROR
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -14,7 +14,7 @@ from fedcore import algorithms
 from fedcore.adapters.flower.grid import Request, StreamingGrid, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector
-from fedcore.adapters.flower.strategy import ServerStrategy
+from fedcore.adapters.flower.strategy import ServerStrategy, log_failures
 from fedcore.arrays import F32
 from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.model import Layout
@@ -187,8 +187,7 @@ class SecureStrategy(ServerStrategy):
 
     def _stay(self, secure: SecureServer | None, error: Exception) -> None:
         log(ERROR, "masked sum: the model stays: %s", error)
-        for failure in self.failures:
-            log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
+        log_failures(self.failures)
         named = () if secure is None else secure.named
         if named:
             log(ERROR, "masked sum: nodes that broke the protocol are left out from now on: %s", named)
@@ -247,7 +246,7 @@ def secure_mod(
             if reply.has_error():
                 return reply
             words = _encoded(client, layout, x, reply.content, work)
-        answer = client.answer(data, words)
+        answer = client.answer(data, words, form=Encoding)
         states[SECURE] = ConfigRecord({"state": json.dumps(client.to_state())})
         return Message(_content(answer), reply_to=message)
 

@@ -333,9 +333,8 @@ class ServerStrategy(FlowerFedAvg):
         if self.server.algorithm.looks_ahead:  # Flower gets x, and clients the model ahead of it
             model = self._wire.write(self.server.tensors(library="numpy", copy=False, sent=True))
         if self._wire.is_narrow:
-            self._lost[sent.round] = self._wire.lost(
-                self.server.tensors(library="numpy", copy=False, sent=True), self.server.layout
-            )
+            tensors = self.server.tensors(library="numpy", copy=False, sent=True)
+            self._lost[sent.round] = self._wire.lost(tensors, self.server.layout)
         keys = self.arrayrecord_key, self.configrecord_key
         contents = instructions if self._lr is not None else model_alone
         for node, content in contents(sent, model, config, *keys):
@@ -432,7 +431,7 @@ class ServerStrategy(FlowerFedAvg):
             log(INFO, "\t> %s", session.silence(silent))
         if line := session.rejection_line(report):
             log(WARNING if report.accepted else ERROR, "\t> %s", line)
-        _log_failures(self.failures)
+        log_failures(self.failures)
         self._note(report.accepted, report.rejected, pending, first)
         accepted = [int(node) for node in report.accepted]
         metrics, odd = collected.usual(self.weighted_by_key, "aggregate_train", self._ratio, accepted)
@@ -505,7 +504,7 @@ class ServerStrategy(FlowerFedAvg):
                 collected.add(request.node, reply)
         metrics, self.left_out = collected.usual(self.weighted_by_key, "aggregate_evaluate", self._ratio)
         log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
-        _log_failures(failures)
+        log_failures(failures)
         if self.left_out:
             log(WARNING if metrics else ERROR, "\t> %s", session.rejections(self.left_out, len(metrics)))
         return mean_of(lambda some: self.evaluate_metrics_aggr_fn(some, self.weighted_by_key), metrics)
@@ -580,7 +579,7 @@ class ServerStrategy(FlowerFedAvg):
         return replace(self._parts, tensors=self._wire.read(arrays))
 
 
-def _log_failures(failures: Iterable[Failure]) -> None:
+def log_failures(failures: Iterable[Failure]) -> None:
     for failure in failures:
         log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
 
@@ -620,17 +619,15 @@ class FedYogi(FedAvg):
     def __init__(
         self, *, eta: float = 0.01, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
     ) -> None:
-        yogi = optimizers.Yogi(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0)
         options.pop("eta_l", None)
-        super().__init__(optimizer=yogi, **options)
+        super().__init__(optimizer=optimizers.Yogi(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0), **options)
 
 
 class FedAvgM(FedAvg):
     """FedAvg with ``fedcore.algorithms.optimizers.SGD``: the arguments and results of Flower's FedAvgM."""
 
     def __init__(self, *, server_learning_rate: float = 1.0, server_momentum: float = 0.0, **options: Any) -> None:
-        momentum = optimizers.SGD(momentum=server_momentum, eta=server_learning_rate)
-        super().__init__(optimizer=momentum, **options)
+        super().__init__(optimizer=optimizers.SGD(momentum=server_momentum, eta=server_learning_rate), **options)
 
 
 class FedProx(ServerStrategy, method=algorithms.FedProx):

@@ -121,12 +121,8 @@ class SecureController(Controller):
             has_model = SecureClient.needs_words(message)
             model = model_of(server, sent, name) if has_model else _message(np.zeros(1, np.uint8), sent.round)
             model.meta[SECURE] = message
-            self.send_model(
-                task_name=self.task_name,
-                data=model,
-                targets=[str(name)],
-                callback=partial(_receive, secure, turn),
-            )
+            take = partial(_receive, secure, turn)
+            self.send_model(task_name=self.task_name, data=model, targets=[str(name)], callback=take)
         deadline = server.policy.deadline
         end = float("inf") if deadline is None else time.monotonic() + deadline
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
@@ -188,15 +184,16 @@ class SecureSite:
 
         Raises:
             ArrayError: the message is not from a ``SecureController``, or is malformed.
-            RangeError, RoundError: as for ``SecureClient.answer`` and ``Encoding.encode``.
+            RangeError, RoundError: as for ``SecureClient.answer`` and ``Encoding.encode``. So an invitation to a sum of
+                ``Totals`` is refused.
         """
-        message = (received.meta or {}).get(SECURE)
-        if not isinstance(message, bytes):
+        sent = (received.meta or {}).get(SECURE)
+        if not isinstance(sent, bytes):
             raise ArrayError("model: the server asks for an update without masks; use a SecureController")
-        if SecureClient.opens(message):
+        if SecureClient.opens(sent):
             self._client = self._new()
-        words = self._words(received) if SecureClient.needs_words(message) else None
-        return _message(np.frombuffer(self._client.answer(message, words), np.uint8), received.current_round)
+        words = self._words(received) if SecureClient.needs_words(sent) else None
+        return _message(np.frombuffer(self._client.answer(sent, words, form=Encoding), "u1"), received.current_round)
 
     def _words(self, received: FLModel) -> Any:
         encoding = self._client.encoding

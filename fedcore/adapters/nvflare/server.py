@@ -74,12 +74,8 @@ class Component(session.Job):
         if isinstance(algorithm, str):
             named(algorithm)
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
-        self.aggregation, self.storage, self.limits, self.compute = (
-            _marked(aggregation),
-            _marked(storage),
-            limits,
-            compute,
-        )
+        self.aggregation, self.storage = _marked(aggregation), _marked(storage)
+        self.limits, self.compute = limits, compute
         self.policy, self.callbacks, self.parts, self.abort_after = policy, callbacks, parts, abort_after
         self._rejected_rounds = session.RejectedRounds(abort_after)
         ServerOptions.from_mapping({"limits": limits, "policy": policy})  # the others need the server's machine
@@ -354,12 +350,7 @@ class Controller(Component, ModelController):
         for targets in [[name] for name in names] if own else [names]:
             model = model_of(server, sent, targets[0])
             model.total_rounds = self.num_rounds
-            self.send_model(
-                task_name=self.task_name,
-                data=model,
-                targets=targets,
-                callback=partial(take, sent.round),
-            )
+            self.send_model(task_name=self.task_name, data=model, targets=targets, callback=partial(take, sent.round))
 
     def _add(self, opened: Round, answered: set[str], started: int, model: FLModel) -> bool:
         """Add a reply to the round; return whether it is accepted so far."""

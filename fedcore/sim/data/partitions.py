@@ -164,10 +164,8 @@ def from_flower(partitioner: Any, labels: Labels) -> list[Indices]:
     if partitioner.is_dataset_assigned():
         raise RangeError("partitioner: has a data set; create a new one without a data set")
     partitioner.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
-    return [
-        np.sort(np.array(partitioner.load_partition(part)["index"], np.int64))
-        for part in range(partitioner.num_partitions)
-    ]
+    parts = map(partitioner.load_partition, range(partitioner.num_partitions))
+    return [np.sort(np.array(part["index"], np.int64)) for part in parts]
 
 
 def iid(labels: Labels, clients: int, *, seed: int) -> list[Indices]:

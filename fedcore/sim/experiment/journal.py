@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from fedcore.errors import ConfigError, StoreError
 from fedcore.files import inside, read_bytes, reading, replacing
 from fedcore.model import write_model
-from fedcore.runtime import __version__
+from fedcore.runtime import Closing, __version__
 from fedcore.server import Server
 from fedcore.sim.engines import AtWork, Engine, KeepingClients, Nodes
 from fedcore.sim.experiment import results
@@ -60,7 +60,7 @@ Entry = Begun | RoundRecord | Kept | Copy
 """An entry of a journal; a ``Copy`` is a checkpoint after all preceding rounds."""
 
 
-class Journal(ABC):
+class Journal(Closing, ABC):
     """Base class of the journals that a trial writes, and from which it resumes. A context manager.
 
     ``before`` are the rounds that are already written. ``saved`` is the folder of the last checkpoint, which may be
@@ -95,12 +95,6 @@ class Journal(ABC):
             self._save(server, engine)
             done = perf_counter()
             self._next = done + (max(self._seconds, (done - began) / SHARE) if self._seconds else 0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class FolderJournal(Journal):
@@ -269,10 +263,9 @@ def rounds_before(path: Path, header: Header, evaluate: Evaluate) -> list[RoundR
         return lines
     if record.header != header:
         pairs = [(one.name, getattr(record.header, one.name), getattr(header, one.name)) for one in fields(Header)]
-        unequal = ", ".join(
-            f"{name} is {own!r}, expected {expected!r}" for name, own, expected in pairs if own != expected
-        )
-        raise ConfigError(f"{path}: is the record of a different trial ({unequal}); choose a different folder")
+        unequal = [f"{name} is {own!r}, expected {expected!r}" for name, own, expected in pairs if own != expected]
+        listed = ", ".join(unequal)
+        raise ConfigError(f"{path}: is the record of a different trial ({listed}); choose a different folder")
     return record.rounds
 
 

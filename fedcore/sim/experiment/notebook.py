@@ -167,12 +167,10 @@ def run(
     return Run(folder, tuple(failed))
 
 
-def _dotted(settings: Mapping[str, Any], prefix: str = "") -> "list[tuple[str, Any]]":
+def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Return settings as pairs of a dotted key and a value. A table with a name, and a grid, is a value."""
-    pairs: list[tuple[str, Any]] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and "name" not in value and key != "grid":
-            pairs += _dotted(value, f"{prefix}{key}.")
+            yield from _dotted(value, f"{prefix}{key}.")
         else:
-            pairs.append((prefix + key, value))
-    return pairs
+            yield prefix + key, value

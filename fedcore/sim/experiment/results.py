@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO, TypeVar
 
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedcore.errors import MissingDataError, MissingDependencyError, StoreError
 from fedcore.files import SAFE, draft_of, inside, read_bytes, read_text, reading
+from fedcore.runtime import Closing
 from fedcore.sim.experiment.changes import NO_RESULT, SIZES, number_of
 from fedcore.sim.experiment.schema import WINDOW, Line, error_of
 from fedcore.validation import absolute, shallow, shorten
@@ -159,7 +160,7 @@ _BEGINNING = b'{"preset": '
 _HEADER, _ROUND = TypeAdapter(Header), TypeAdapter(RoundRecord)
 
 
-class Writer:
+class Writer(Closing):
     """Writes a record such that an interrupted run keeps every finished round. A context manager.
 
     Args:
@@ -201,12 +202,6 @@ class Writer:
         """Close the file."""
         if self._file is not None:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _replace_when_complete(self) -> None:
         if self._buffer is None or len(self._buffer) - 1 < self._until:
@@ -357,9 +352,8 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
             rows.append(shared | asdict(line) | phases | {"active": tuple(line.active)})
     of_rounds = [field.name for field in fields(RoundRecord) if field.name != "seconds"]
     columns = [*TRIAL, *varied, *of_rounds, *(f"seconds_{phase}" for phase in PHASES)]
-    return pandas.DataFrame(rows, columns=columns).astype(
-        {"accuracy": float, "loss": float, "norm": float, "seconds_waited": float}
-    )
+    floats = dict.fromkeys(("accuracy", "loss", "norm", "seconds_waited"), float)
+    return pandas.DataFrame(rows, columns=columns).astype(floats)
 
 
 def parse_tables(text: str) -> dict[str, Any]:

@@ -196,7 +196,8 @@ def run_jobs(
             return runner(waiting, imports, on_event)
         if processes == 0 or make_engine is not None:
             return run_in_this_process(waiting, make_engine, on_event)
-        return run_in_processes(waiting, processes or _cores(), imports, on_event)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return run_in_processes(waiting, processes or cores or 1, imports, on_event)
     finally:
         for folder in {job.folder for job in waiting}:
             with suppress(OSError):  # the folder is missing, or holds checkpoints
@@ -209,11 +210,6 @@ def _seems_complete(job: Job) -> bool:
         record = job.folder / RECORDS / job.trial.file_name
         return read_bytes(record).count(b"\n") > job.trial.experiment.rounds
     return False
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processes_for(experiments: Iterable[Experiment], jobs: int | None) -> int | None:

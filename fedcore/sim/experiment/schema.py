@@ -856,10 +856,8 @@ class Experiment(Represented, Section):
             return
         if key := "keep" if self.evaluate.keep is not None else "best" if self.evaluate.best else None:
             raise problem("does not work with a network, whose nodes have different models; remove it", "evaluate", key)
-        owners = [
-            (self, self.rate.model_dump(exclude_none=True), ""),
-            *((m, m.rate or {}, f" of {m.label}") for m in self.algorithms),
-        ]
+        owners: list[tuple[Section, Mapping[str, Any], str]] = [(self, self.rate.model_dump(exclude_none=True), "")]
+        owners += [(method, method.rate or {}, f" of {method.label}") for method in self.algorithms]
         with at("network"):
             for method in self.algorithms:
                 if not isinstance(method.make(), algorithms.LocalDescent):

@@ -348,8 +348,8 @@ def trial_rounds(
         clock = before[-1].clock or 0.0 if before else 0.0
         count, evaluate = experiment.rounds, experiment.evaluate
         for line in rounds(parts, count=count, evaluate=evaluate, uploads=uploads, clock=clock):
-            names = [f"round{line.round}"] if experiment.evaluate.keeps(line.round, experiment.rounds) else []
-            names += ["best"] if progress.is_best(line) and experiment.evaluate.best else []
+            names = [f"round{line.round}"] if evaluate.keeps(line.round, count) else []
+            names += ["best"] if progress.is_best(line) and evaluate.best else []
             for name in names:
                 assert isinstance(server, Server), "each node of a network has its own model"
                 journal.put(Kept(name, server.tensors()))

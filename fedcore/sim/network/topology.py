@@ -117,7 +117,7 @@ class Topology:
         _check(graph, name)
         self.name = name
         self.nodes: tuple[Hashable, ...] = tuple(graph.nodes)
-        exact = _metropolis(_adjacency(graph))
+        exact = _metropolis(networkx().to_numpy_array(graph, weight=None) > 0)
         self.zeta = second_eigenvalue(exact)
         self.W: npt.NDArray[Any] = exact.astype(dtype)
         self.W.flags.writeable = False
@@ -197,15 +197,8 @@ def _check(graph: Any, name: str) -> None:
         raise RangeError(f"graph: {name} has {parts} unconnected parts; use a connected graph")
 
 
-def _adjacency(graph: Any) -> npt.NDArray[np.bool_]:
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    neighbours = np.zeros((len(place), len(place)), np.bool_)
-    for a, b in graph.edges():
-        neighbours[place[a], place[b]] = neighbours[place[b], place[a]] = a != b
-    return neighbours
-
-
 def _metropolis(neighbours: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    np.fill_diagonal(neighbours, False)  # a loop does not count
     degrees = neighbours.sum(axis=1)
     W = np.where(neighbours, 1 / (1 + np.maximum.outer(degrees, degrees)), 0.0)
     W[np.diag_indices_from(W)] = 1 - W.sum(axis=1)

@@ -1,6 +1,6 @@
 """Statistics of a run's records, per trial and over the seeds, and their tables."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import sqrt
@@ -346,16 +346,15 @@ def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
     )
 
 
-def _notes(record: Record) -> list[str]:
-    header, notes = record.header, []
+def _notes(record: Record) -> Iterator[str]:
+    header = record.header
     name = f"{header.algorithm}, seed {header.seed}"
     if not record.is_complete:
-        notes.append(f"{name}: stopped after {len(record.rounds)} of {header.rounds} rounds")
+        yield f"{name}: stopped after {len(record.rounds)} of {header.rounds} rounds"
     elif len(record.rounds) < header.rounds:
-        notes.append(f"{name}: stopped early after {len(record.rounds)} of {header.rounds} rounds (evaluate.patience)")
+        yield f"{name}: stopped early after {len(record.rounds)} of {header.rounds} rounds (evaluate.patience)"
     if record.torn:
-        notes.append(f"{name}: the last line of its record was cut off and is left out")
-    return notes
+        yield f"{name}: the last line of its record was cut off and is left out"
 
 
 def _window_notes(records: Sequence[Record]) -> list[str]:

@@ -258,9 +258,8 @@ def _united(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         for table in ("rate", "local"):
             more = {key: value for key, value in own[table].items() if shared[table].get(key) != value}
             method |= {table: more | method.get(table, {})} if more else {}
-        methods.append(
-            {key: own[key] for key in ("limits", "aggregation") if key in own and key not in shared} | method
-        )
+        unshared = {key: own[key] for key in ("limits", "aggregation") if key in own and key not in shared}
+        methods.append(unshared | method)
     listed = made.combined(of_tables(first), made.changes(first, shared | {"algorithms": methods}))
     return shared | {"algorithms": methods, "grid": {}, "changes": [change.model_dump() for change in listed]}
 

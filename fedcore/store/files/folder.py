@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.files import FOLDER, UNLISTED, OpenFolder, is_own_folder, require_same, resolve_own_links
+from fedcore.files import FOLDER, UNLISTED, OpenFolder, closed_on_error, is_own_folder, require_same, resolve_own_links
 from fedcore.store.files import disk, inventory
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, stored
 from fedcore.store.files.index import KEEPS_PREVIOUS, Index
@@ -61,15 +61,11 @@ class Folder:
         self._pin: ReaderPin | None = None
         self._lock: WriterLock | None = None
         self._files: dict[int, SlotFile] = {}  # of vectors, by payload
-        try:
-            with disk.explained("opening", path):
-                if not _is_store(path):
-                    raise StoreError(f"{path}: not a store: {INDEX} or {ROWS} is missing{_hint(path)}")
-                self._at = OpenFolder.of(path)
-                self._open(lock, lossy)
-        except BaseException:
-            self.close()
-            raise
+        with closed_on_error(self), disk.explained("opening", path):
+            if not _is_store(path):
+                raise StoreError(f"{path}: not a store: {INDEX} or {ROWS} is missing{_hint(path)}")
+            self._at = OpenFolder.of(path)
+            self._open(lock, lossy)
 
     def _open(self, lock: WriterLock | None, lossy: bool) -> None:
         path, access = self.path, self._claim(lock)
@@ -140,12 +136,9 @@ class Folder:
             file = SlotFile(self._at, name, header, writable=True, is_read=self._is_read())
         else:
             file = SlotFile.create(self._at, name, header)
-        try:
+        with closed_on_error(file):
             file.occupy(np.zeros(0, np.int64), self.head.sequence)
             disk.sync_path(self.path.resolve())  # its name must be durable before a commit uses it
-        except BaseException:
-            file.close()
-            raise
         return file
 
     def publish(self, transaction: Transaction) -> None:
@@ -271,13 +264,11 @@ def _hint(path: Path) -> str:
     if not path.exists():
         previous = sorted(path.parent.glob(f"{escape(path.name)}.previous-*"))
         return (
-            f"; {previous[-1]} is an older copy from an interrupted save" if previous else "; the folder does not exist"
+            f"; {previous[-1]} is an older copy of an interrupted save" if previous else "; the folder does not exist"
         )
-    return (
-        f"; the folder has {sorted(entry.name for entry in path.iterdir())[:8]}"
-        if path.is_dir()
-        else "; the path is a file"
-    )
+    if path.is_dir():
+        return f"; the folder has {sorted(entry.name for entry in path.iterdir())[:8]}"
+    return "; the path is a file"
 
 
 def undisturbed(path: Path, read: Callable[[], T]) -> T:
@@ -335,11 +326,8 @@ def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool
         head = Head(uuid4().hex, form.codec, form.n, count)
         SlotFile.create(place, ROWS, Header.of_rows(head.store, form)).close()
         Index.create(place.path / INDEX, head, Listed(numbers, stored(ids)))
-        folder = Folder(place.path, readonly=False, durable=True, lock=lock)
-        try:
+        with closing(Folder(place.path, readonly=False, durable=True, lock=lock)) as folder:
             yield folder
-        finally:
-            folder.close()
 
 
 def carried(path: Path) -> Carried:
@@ -416,11 +404,8 @@ def _delete_unlocked(path: Path, found: os.stat_result) -> None:
     if not (_is_store(path) or (path.is_dir() and inventory.is_disposable(path))):
         return
     require_same(path, found, os.lstat(path))
-    lock = WriterLock(path, disposable=True)
-    try:
+    with closing(WriterLock(path, disposable=True)):
         inventory.delete(path, found)
-    finally:
-        lock.close()
 
 
 def _new_draft(path: Path) -> tuple[Path, WriterLock]:
@@ -462,12 +447,9 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
             "old store will be deleted"
         )
     lock = WriterLock(path)
-    try:
+    with closed_on_error(lock):
         if existing or not _is_unused(path):
             require_copy(path)
-    except BaseException:
-        lock.close()
-        raise
     return lock
 
 

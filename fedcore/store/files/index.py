@@ -8,7 +8,7 @@ import stat
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.files import SAFE, OpenFolder, opened
+from fedcore.files import SAFE, OpenFolder, closed_on_error, opened
 from fedcore.store.files import disk, entries
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, client_digests, total
 from fedcore.store.files.inventory import INDEX, LOG, SHARED, require_no_journal
@@ -234,25 +234,21 @@ class Index:
     def create(cls, path: Path, head: Head, clients: Listed) -> None:
         """Write a new index durably, with these clients and without rows."""
         require_no_journal(path)
-        with _explained(path):
-            connection = sqlite3.connect(path, isolation_level=None)
-            try:
-                # Small pages, since a cohort's entries are scattered and a transaction writes whole pages.
-                connection.execute("PRAGMA page_size = 1024")
-                connection.execute("PRAGMA journal_mode = MEMORY")  # so that no store ever has a rollback journal
-                connection.execute("PRAGMA synchronous = OFF")  # one sync at the end suffices
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-                connection.execute("BEGIN")
-                for statement in (*_TABLES, entries.PREVIOUS_TABLE):
-                    connection.execute(statement)
-                entries.write_clients(connection, zip(clients.numbers.tolist(), clients.ids, strict=True))
-                head = replace(head, clients_sum=total(entries.listed_digests(clients)))
-                connection.execute("INSERT INTO head VALUES(0, ?)", (head.text(),))
-                connection.execute("COMMIT")
-                connection.execute("PRAGMA journal_mode = WAL")
-            finally:
-                connection.close()
+        with _explained(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            # Small pages, since a cohort's entries are scattered and a transaction writes whole pages.
+            connection.execute("PRAGMA page_size = 1024")
+            connection.execute("PRAGMA journal_mode = MEMORY")  # so that no store ever has a rollback journal
+            connection.execute("PRAGMA synchronous = OFF")  # one sync at the end suffices
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute("BEGIN")
+            for statement in (*_TABLES, entries.PREVIOUS_TABLE):
+                connection.execute(statement)
+            entries.write_clients(connection, zip(clients.numbers.tolist(), clients.ids, strict=True))
+            head = replace(head, clients_sum=total(entries.listed_digests(clients)))
+            connection.execute("INSERT INTO head VALUES(0, ?)", (head.text(),))
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA journal_mode = WAL")
         with disk.explained("syncing", path):
             disk.sync_path(path)
 
@@ -433,7 +429,7 @@ class Index:
         if self._shared is None:
             require_no_journal(self.path)
             connection = connect(self._folder, self._access)
-            try:
+            with closed_on_error(connection):
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
                 if self._access != "immutable" and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
                     # Every transaction would look for a rollback journal and use it.
@@ -444,9 +440,6 @@ class Index:
                 connection.execute("PRAGMA fullfsync = ON")  # only macOS needs it
                 connection.execute("PRAGMA trusted_schema = OFF")  # another user may have written the file
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
-            except BaseException:
-                connection.close()
-                raise
             self._owner, self._shared, self._syncs = os.getpid(), connection, True
         return self._shared
 

@@ -124,10 +124,9 @@ class WriterLock(_LockedFile):
 
     def _overwritten(self) -> str | None:
         """Return the error text if another process has written to the locked file, or None."""
-        content = self._content(self._fd)
-        return (
-            None if content == self._written else f"{_first_line(content) or 'another process'} has written to the file"
-        )
+        if (content := self._content(self._fd)) == self._written:
+            return None
+        return f"{_first_line(content) or 'another process'} has written to the file"
 
     def _content(self, fd: int) -> bytes:
         return os.pread(fd, 2 * len(self._written), 0)
@@ -150,7 +149,7 @@ class WriterLock(_LockedFile):
     def _refusal(self, folder: Path, shared: bool, content: bytes) -> str:
         """Return the error text for a lock that another process or object holds."""
         due = "already open for writing"
-        advice = 'or open it read-only: readonly=True of ClientStore.open, medium="ram" of Server.load'
+        advice = 'or make the change there; to read: readonly=True of ClientStore.open, medium="ram" of Server.load'
         if shared:
             due = "no write access to register a reader, and the store is open for writing"
             advice = "or get write access to the folder"

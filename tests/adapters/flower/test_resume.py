@@ -36,7 +36,7 @@ def straight(method, **options):
     return run(method, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, **options)
 
 
-@pytest.mark.parametrize("method", ["MimiC", "FlexibleFedAvg"])
+@pytest.mark.parametrize("method", ["MimiC", pytest.param("FlexibleFedAvg", marks=pytest.mark.endurance)])
 def test_after_kill_9_in_the_middle_of_a_round(method, tmp_path):
     """The first process kills itself at the third reply of round 3."""
     code = f"""

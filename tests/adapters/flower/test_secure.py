@@ -5,13 +5,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcore import Compute, Limits, RoundPolicy
+from fedcore import Compute, Limits, RoundPolicy, Totals
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task, secure_mod
 from fedcore.adapters.flower.secure import SECURE
 from fedcore.errors import RangeError, RoundError
 from fedcore.rules import PrivateMean
-from fedcore.secure import identity_of
+from fedcore.secure import Encoding, identity_of
 from fedcore.secure.messages import MASKED
 from tests.adapters.flower.local_grid import LocalGrid
 from tests.secure.sessions import LIES, Lie, spoiled_words
@@ -206,7 +206,7 @@ def test_a_malformed_answer_leaves_the_others():
     assert "keys: expected 160 bytes" in report.rejected[0][1]
 
 
-def test_a_node_with_the_mod_never_trains_without_masks_or_for_few_clients():
+def test_a_node_with_the_mod_never_trains_without_masks_for_few_clients_or_for_totals(monkeypatch):
     trained = []
     apps = {node: app_of(node, [secure_mod(min_clients=6)], trained=trained) for node in NODES}
     plain = flower.FedAvg(abort_after=None, **OPTIONS)
@@ -216,6 +216,10 @@ def test_a_node_with_the_mod_never_trains_without_masks_or_for_few_clients():
     strategy = flower.SecureFedAvg(abort_after=None, **OPTIONS)
     _, model = run(strategy, apps)
     assert "min_clients=6" in strategy.failures[0].reason
+    monkeypatch.setattr(Encoding, "of", lambda *_, **__: Totals({"n": 0}, NODES).encoding())
+    lying = flower.SecureFedAvg(abort_after=None, **OPTIONS)
+    run(lying, {node: app_of(node, [secure_mod()], trained=trained) for node in NODES})
+    assert ["TotalsForm" in failure.reason for failure in lying.failures] == [True] * len(NODES)
     np.testing.assert_array_equal(model["w"], X["w"])
     assert trained == []
 

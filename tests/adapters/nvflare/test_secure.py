@@ -4,13 +4,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from nvflare.app_common.abstract.fl_model import FLModel
 
-from fedcore import RoundPolicy
+from fedcore import RoundPolicy, Totals
 from fedcore.adapters.nvflare import SecureController, SecureSite, reply
 from fedcore.adapters.nvflare.secure import SECURE
 from fedcore.errors import ArrayError, RoundError
 from fedcore.rules import PrivateMean
-from fedcore.secure import identity_of
+from fedcore.secure import SecureServer, identity_of
 from fedcore.secure.messages import MASKED
 from tests.adapters.drivers.nvflare import LocalController
 from tests.secure.sessions import LIES, Lie
@@ -166,6 +167,9 @@ def test_a_site_never_trains_without_masks():
         raise AssertionError("it trained")
 
     site, seen = SecureSite(never), []
+    invitation = SecureServer(NAMES, Totals({"n": 0}, NAMES).encoding(), min_clients=2).messages["site-0"]
+    with pytest.raises(RoundError, match=r"^encoding: .* TotalsForm"):
+        site.answer(FLModel(params={SECURE: np.zeros(1, np.uint8)}, meta={SECURE: invitation}))
 
     def answer(received):
         with pytest.raises(ArrayError, match="without masks"):

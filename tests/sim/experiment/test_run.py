@@ -41,16 +41,25 @@ def test_folder_with_other_files_is_rejected(tmp_path, small):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_failed_trial_does_not_affect_the_others(tmp_path, small):
-    spoiled, *others = trials(small)[1:]
-    record = tmp_path / "records" / spoiled.file_name
-    failed = run_experiment(small, tmp_path, jobs=1, on_event=lambda event: record.mkdir(exist_ok=True))
-    assert [event.trial for event in failed] == [spoiled]
-    assert "expected a regular file" in failed[0].error
+def test_a_failed_trial_and_a_killed_process_do_not_affect_the_others(tmp_path, small):
+    first, spoiled, *others = trials(small)
+    record, killed = tmp_path / "records" / spoiled.file_name, []
+
+    def spoil(event):
+        record.mkdir(exist_ok=True)
+        if not killed:
+            (child,) = multiprocessing.active_children()
+            killed.append(child.pid)
+            os.kill(child.pid, signal.SIGKILL)
+
+    failed = run_experiment(small, tmp_path, jobs=1, on_event=spoil)
+    assert [event.trial for event in failed] == [first, spoiled]
+    assert failed[0].error == "the worker's process ended with exit status -9"
+    assert "expected a regular file" in failed[1].error
     record.rmdir()
-    assert len(read_folder(tmp_path)) == 1 + len(others)
+    assert len([record for record in read_folder(tmp_path) if len(record.rounds) == 2]) == len(others)
     for trial in trials(small)[:2]:  # as left by a run that is killed after the last round
-        (tmp_path / "checkpoints" / Path(trial.file_name).stem).mkdir(parents=True)
+        (tmp_path / "checkpoints" / Path(trial.file_name).stem).mkdir(parents=True, exist_ok=True)
     assert run_experiment(small, tmp_path, resume=True, jobs=0) == []
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "build.json", "records"}
 
@@ -89,7 +98,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGTERM, marks=pytest.mark.endurance), signal.SIGKILL])
 def test_worker_ends_with_its_run_within_a_round(tmp_path, sent):
     program = tmp_path / "endless.py"
     program.write_text(ENDLESS)
@@ -132,22 +141,6 @@ def test_complete_run_needs_no_data(tmp_path, without_data):
     (tmp_path / "run" / "records" / trial.file_name).unlink()
     with pytest.raises(MissingDataError, match="mnist: expected"):
         run_experiment(without_data, tmp_path / "run", resume=True, jobs=0)
-
-
-def test_killed_process_fails_only_its_own_trial(tmp_path, small):
-    killed = []
-
-    def kill_the_first(event):
-        if event.round is None and not event.over and not killed:
-            (child,) = multiprocessing.active_children()
-            killed.append(event.trial)
-            os.kill(child.pid, signal.SIGKILL)
-
-    failed = run_experiment(small, tmp_path / "run", jobs=1, on_event=kill_the_first)
-    assert [event.trial for event in failed] == killed
-    assert failed[0].error == "the worker's process ended with exit status -9"
-    complete = [record for record in read_folder(tmp_path / "run") if len(record.rounds) == 2]
-    assert len(complete) == len(trials(small)) - 1
 
 
 def test_notebook_shows_an_experiment_and_its_events(small, tmp_path):

@@ -12,6 +12,7 @@ from fedcore.errors import ConfigError
 from fedcore.sim.experiment import Sweep, load_preset, run_sweep
 from fedcore.sim.experiment.results import read, read_folder, started
 from fedcore.sim.reports import write_overview
+from tests.cli.command import output_of
 from tests.sim.experiment.kit import quick, records_in, sweep, wait_until, write_times
 
 CHANGES = ["algorithms=['FedAvg', 'FedAvgM']", "rounds=3", "seeds=[0]"]
@@ -99,18 +100,16 @@ def test_killed_sweep_resumes_with_the_same_command(tmp_path):
     methods = "algorithms=['MimiC', 'FedAvgM']"
     settings = ["--seeds", "1", "--rounds", "25", "--set", methods, "--set", GRID, "--set", "local.epochs=1"]
     folder = tmp_path / "killed"
-    command = [sys.executable, "-m", "fedcore", "run", "quickstart", *settings, "--workers", "1", "--out", str(folder)]
+    command = ["run", "quickstart", *settings, "--out", str(folder), "--workers"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet, start_new_session=True) as process:
+    with subprocess.Popen([sys.executable, "-m", "fedcore", *command, "1"], **quiet, start_new_session=True) as process:
         # Wait until the first trial is complete and the second one has begun.
         wait_until(lambda: sum(file.read_bytes().count(b"\n") for file in folder.rglob("*.jsonl")) >= 32)
         os.killpg(process.pid, signal.SIGKILL)
     lengths = [len(read(path).rounds) for path in folder.rglob("*.jsonl") if started(path)]
     assert max(lengths) == 25
     assert min(lengths) < 25
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "MimiC" in done.stdout
+    assert "MimiC" in output_of(*command, "0")
     sweep(tmp_path / "straight", "rounds=25", "seeds=[0]", methods, GRID)
     assert records_in(folder) == records_in(tmp_path / "straight")
     assert len(records_in(folder)) == 4

@@ -68,7 +68,7 @@ def test_unequal_weights_reach_their_own_optimum(graph):
     problem, uniform = LeastSquares(NODES, 4, seed=5, q=Q), LeastSquares(NODES, 4, seed=5)
     network, rounds = Network([np.zeros(4, np.float32)] * NODES, Topology.named(graph, NODES), lr=0.1, q=Q), 60
     found = []
-    for lr in (0.05, 0.01, 0.002):
+    for lr in (0.05,) if graph == "complete" else (0.05, 0.01, 0.002):
         network = Network(network.models, Topology.named(graph, NODES), lr=lr, q=Q)
         for _ in range(rounds := rounds * 4):
             network.round(problem.updates(network.models, 1, lr))

@@ -20,6 +20,7 @@ def titled(record, title):
     return replace(record, header=replace(record.header, title=title))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("title", TITLES)
 @pytest.mark.parametrize("labels", [LABELS, [str(i) for i in range(3)], [f"method number {i}" for i in range(30)]])
 def test_curves(tmp_path, record, drawn, title, labels):

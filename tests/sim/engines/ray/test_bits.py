@@ -26,6 +26,7 @@ def unordered(together, monkeypatch):
     return together.there
 
 
+THREE_WORKERS = pytest.param(3, {"group": 2}, marks=pytest.mark.endurance)
 CASES = [*product(["together", "one_by_one"], MANY_VECTORS)]
 CASES += [pytest.param("together", method, marks=pytest.mark.endurance) for method in OTHERS]
 
@@ -38,7 +39,7 @@ def test_every_method_has_the_same_bits(problem, method, request):
     assert problem.run(problem.there, method, 3) == problem.run(problem.here, method, 3)
 
 
-@pytest.mark.parametrize(("workers", "options"), [(1, {"group": 1, "ahead": 1}), (3, {"group": 2})])
+@pytest.mark.parametrize(("workers", "options"), [(1, {"group": 1, "ahead": 1}), THREE_WORKERS])
 def test_the_bits_do_not_depend_on_workers_and_groups(together, workers, options):
     with together.ray(workers=workers, **options) as engine:
         assert together.run(engine, "SCAFFOLD", 2) == together.run(together.here, "SCAFFOLD", 2)

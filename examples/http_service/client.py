@@ -1,0 +1,76 @@
+"""A client of the service, with the standard library and NumPy alone."""
+
+import json
+import time
+import uuid
+from http.client import HTTPConnection, HTTPException
+
+import numpy as np
+
+PIECE = 1 << 20
+
+
+class Client:
+    """One client: `Client(host, port).register(name, enrolment)`, then `run(train)`.
+
+    For TLS use `HTTPSConnection` with your own `ssl` context in place of `HTTPConnection`.
+    """
+
+    def __init__(self, host, port, token=None, patience=120):
+        self.address, self.token, self.patience = (host, port), token, patience
+
+    def ask(self, method, path, body=None, token=None, **headers):
+        """Send a request, and again while the service is full, restarts or does not answer; return (status, body)."""
+        headers["authorization"] = f"Bearer {token or self.token}"
+        end = time.monotonic() + self.patience
+        while True:
+            connection = HTTPConnection(*self.address, timeout=60)
+            try:
+                content = body() if callable(body) else body
+                connection.request(method, path, content, headers, encode_chunked=callable(body))
+                with connection.getresponse() as answer:
+                    status, found = answer.status, answer.read()
+                if status < 500:
+                    return status, found
+            except (OSError, HTTPException):
+                status = None
+            finally:
+                connection.close()
+            if time.monotonic() > end:
+                raise TimeoutError(f"{method} {path}: no answer for {self.patience} seconds ({status})")
+            time.sleep(0.2)
+
+    def register(self, name, enrolment):
+        status, answer = self.ask("POST", "/register", json.dumps({"client": name}), token=enrolment)
+        if status != 200:
+            raise PermissionError(answer.decode())
+        self.token = json.loads(answer)["token"]  # keep it: it stays valid when the service starts again
+        return self
+
+    def next_round(self, first=0):
+        """Wait for a round that asks this client; return it with its x, float32[n]."""
+        while True:
+            status, answer = self.ask("GET", f"/rounds/{first}/next")
+            if status == 401:
+                raise PermissionError(answer.decode())
+            if status == 200:
+                found = json.loads(answer)
+                status, x = self.ask("GET", f"/rounds/{found['round']}/model")
+                if status == 200:
+                    return found, np.frombuffer(x, "<f4")
+
+    def send(self, number, y, *, steps, examples, update_id=None):
+        """Send the trained model of a round in pieces; return the answer. A repeated update counts once."""
+        memory = memoryview(np.ascontiguousarray(y, "<f4")).cast("B")
+        path = f"/rounds/{number}/update?steps={steps}&examples={examples}&id={update_id or uuid.uuid4()}"
+        pieces = lambda: (memory[start : start + PIECE] for start in range(0, len(memory), PIECE))  # noqa: E731
+        return json.loads(self.ask("POST", path, pieces, **{"transfer-encoding": "chunked"})[1])
+
+    def run(self, train, rounds):
+        """Take part in some rounds; `train(x, lr)` returns (y, steps, examples)."""
+        first = 0
+        for _ in range(rounds):
+            found, x = self.next_round(first)
+            y, steps, examples = train(x, found["lr"])
+            self.send(found["round"], y, steps=steps, examples=examples)
+            first = found["round"] + 1

@@ -1,0 +1,310 @@
+"""A federated-learning server over HTTP: `python service.py --state state --parameters 10000000`.
+
+Copy it and change `make_model` and `main`. One asyncio task (`Service.run`) opens and closes the rounds; requests write
+to the open round. Calls of fedcore that compute or wait for the disk run in threads.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import signal
+from pathlib import Path
+
+import numpy as np
+import prometheus_client as prometheus
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import fedcore
+from fedcore import Reply
+from fedcore.callbacks import Prometheus
+from fedcore.errors import FedcoreError
+from fedcore.sampling import without_replacement
+
+LOG = logging.getLogger("service")
+PIECE = 1 << 20  # bytes of one write of a broadcast
+POLL = 20  # seconds that a client waits for a round before it asks again
+UPLOAD = 600  # seconds that an update may take
+FULL = "the service is full, or between two rounds; send the update again"
+
+
+def make_model(parameters):
+    """Return the initial model. Replace it by your own: an `nn.Module`, or arrays by name."""
+    rng, wide = np.random.default_rng(0), parameters * 9 // 10
+    return {
+        "wide": rng.normal(0, 0.01, wide).astype(np.float32),
+        "head": np.zeros(parameters - wide, np.float32),
+    }
+
+
+class Service:
+    """The rounds of one server, and the HTTP interface to them.
+
+    Args:
+        server: a `fedcore.Server` whose method sends only x and a rate: FedAvg, FedAvgM, FedVARP, MIFA, MimiC, ...
+        key: the secret from which the tokens of clients are made.
+        enrolment: the token that a new client shows. Give each client its own if they must not pose as each other.
+        cohort: the number of clients that a round needs.
+    """
+
+    def __init__(self, server, key, enrolment, cohort):
+        self.server, self.key, self.enrolment, self.cohort = server, key, enrolment, cohort
+        self.registry = prometheus.CollectorRegistry()
+        server.callbacks = (*server.callbacks, Prometheus("http", registry=self.registry))
+        self.replies = prometheus.Counter("http_updates", "Updates by status", ["status"], registry=self.registry)
+        self.uploads = prometheus.Gauge("http_uploads_open", "Updates that arrive now", registry=self.registry)
+        self.round = self.sent = None
+        self.joining, self.asked, self.open_uploads, self.most = set(), frozenset(), 0, server.limits.max_open
+        self.arrived, self.opened, self.stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    # The rounds.
+
+    async def run(self):
+        """Open and close rounds until the service stops."""
+        while True:
+            await self.open()
+            while True:
+                self.arrived.clear()
+                reason, wait = await asyncio.to_thread(lambda: (self.round.may_close(), self.round.wait()))
+                if reason:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.arrived.wait(), wait)
+            self.opened.clear()
+            report = await asyncio.to_thread(self.round.finish)
+            LOG.info("round %d: %s, %d accepted", report.round, reason, len(report.accepted))
+            for client, why in report.rejected:
+                LOG.warning("round %d: %s: %s", report.round, client, why)
+
+    async def open(self):
+        """Wait for enough clients, and open the next round for some of them."""
+        while len(self.server.clients) + len(self.joining) < self.cohort:
+            self.arrived.clear()
+            await self.arrived.wait()
+
+        def start():
+            new, self.joining = self.joining, set()  # a request may have named a client while it was added
+            self.server.add_clients(sorted(client for client in new if client not in self.server.clients))
+            clients, number = [*self.server.clients], self.server.round_number
+            count = min(len(clients), self.server.policy.asked(self.cohort))
+            chosen = without_replacement(len(clients), count, seed=0, round=number)
+            self.sent = self.server.broadcast([clients[i] for i in chosen.tolist()])
+            if self.sent.has_offset or self.sent.second:
+                raise FedcoreError("algorithm: it sends more than x; send Broadcast.of(client) to each client too")
+            self.round = self.server.open_round()  # after a crash with the updates of its journal
+
+        await asyncio.to_thread(start)
+        self.asked, self.x = frozenset(self.sent.ids), memoryview(np.array(self.sent.x, "<f4")).cast("B")
+        self.opened.set()
+
+    def ended(self, task):
+        """Stop the process after a fault, such as a step that diverges or a full disk; a supervisor may restart it."""
+        if not task.cancelled():
+            LOG.error("the rounds have stopped", exc_info=task.exception())
+            signal.raise_signal(signal.SIGTERM)
+
+    async def close(self):
+        """Stop. The journal keeps the updates of the open round, as after a crash."""
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await asyncio.to_thread(self.server.close)
+
+    # The requests.
+
+    def token_of(self, client):
+        return f"{client}.{hmac.digest(self.key, client.encode(), 'sha256').hex()}"
+
+    def client_of(self, request):
+        """Return the client that the request's token names; raise 401 for a wrong token."""
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        client = token.rpartition(".")[0]
+        if not client or not hmac.compare_digest(token.encode(), self.token_of(client).encode()):
+            raise HTTPException(401, "token: unknown; register first")
+        return client
+
+    async def register(self, request):
+        """POST /register, with the enrolment token and {"client": id}: return the client's own token and the layout."""
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(token.encode(), self.enrolment.encode()):
+            raise HTTPException(401, "token: not the enrolment token")
+        try:
+            client = json.loads(await request.body())["client"]
+            if not isinstance(client, str) or not client.isprintable() or not 0 < len(client) <= 64:
+                raise ValueError
+        except (ValueError, TypeError, KeyError):
+            raise HTTPException(422, "client: must be 1 to 64 characters") from None
+        self.join(client)
+        layout = [{"name": piece.name, "shape": piece.shape} for piece in self.server.layout.slices]
+        return JSONResponse({"token": self.token_of(client), "layout": layout})
+
+    def join(self, client):
+        if client not in self.server.clients:  # it joins with the next round
+            self.joining.add(client)
+            self.arrived.set()
+
+    async def next_round(self, request):
+        """GET /rounds/N/next: wait for a round from N on that asks the client; 204 if there is none for a while."""
+        client, end = self.client_of(request), asyncio.get_running_loop().time() + POLL
+        self.join(client)  # also after a crash before the round with which it would have joined
+        while asyncio.get_running_loop().time() < end and not self.stopping.is_set():
+            if self.opened.is_set() and self.sent.round >= request.path_params["round"] and client in self.asked:
+                return JSONResponse({"round": self.sent.round, "lr": float(self.sent.lr)})
+            await asyncio.sleep(0.1)
+        return Response(status_code=204)
+
+    async def model(self, request):
+        """GET /rounds/N/model: x as little-endian float32, in the order of the layout."""
+        client, x = self.client_of(request), self.x
+        if client not in self.asked or request.path_params["round"] != self.sent.round:
+            raise HTTPException(409, "round: it is over, or does not ask this client")
+
+        async def pieces():
+            for start in range(0, len(x), PIECE):
+                yield x[start : start + PIECE]
+
+        return StreamingResponse(pieces(), headers={"content-length": str(len(x))})
+
+    async def update(self, request):
+        """POST /rounds/N/update?steps=5&examples=30&id=a7: the client's model, in the form of GET /rounds/N/model.
+
+        The client repeats the request with the same id until it gets a status below 500. `status` of the answer is
+        "accepted", "held", "already counted" or "rejected" with a reason.
+        """
+        client, claims = self.client_of(request), request.query_params
+        if self.open_uploads >= self.most or self.stopping.is_set() or not self.opened.is_set():
+            self.replies.labels("busy").inc()
+            raise HTTPException(503, FULL, {"retry-after": "1"})
+        self.open_uploads += 1
+        opened = self.round
+        try:
+            with self.uploads.track_inprogress():
+                async with asyncio.timeout(UPLOAD):
+                    reply = await self.receive(opened, client, request.path_params["round"], claims, request.stream())
+        except (FedcoreError, ValueError, KeyError) as error:
+            if not opened.is_open:  # it closed meanwhile: the update may count in the next round
+                raise HTTPException(503, FULL, {"retry-after": "1"}) from None
+            reply = Reply("rejected", str(error))
+        except (TimeoutError, ClientDisconnect):
+            reply = Reply("rejected", "update: it did not arrive in time")
+        finally:
+            self.open_uploads -= 1
+        self.arrived.set()
+        self.replies.labels(reply.status).inc()
+        return JSONResponse({"status": reply.status, "reason": reply.reason}, 200 if reply else 409)
+
+    async def receive(self, opened, client, number, claims, stream):
+        """Write the body to the round as it arrives: at most one piece of it is in memory twice."""
+        numbers = {"steps": int(claims["steps"]), "examples": float(claims.get("examples", 1)), "round": number}
+        incoming = await asyncio.to_thread(opened.begin, client, **numbers, update_id=claims["id"])
+        tensors, rest, start = iter(self.server.layout.slices), b"", 0
+        tensor = next(tensors)
+        async for piece in stream:
+            piece = rest + piece if rest else piece
+            numbers = np.frombuffer(piece, "<f4", len(piece) // 4)
+            rest = piece[4 * len(numbers) :]
+            while len(numbers):
+                if start == tensor.stop - tensor.start:
+                    if (tensor := next(tensors, None)) is None:
+                        raise ValueError("update: it has more numbers than the model")
+                    start = 0
+                some = numbers[: tensor.stop - tensor.start - start]
+                incoming.write(tensor.name, some, start)
+                start, numbers = start + len(some), numbers[len(some) :]
+        return await asyncio.to_thread(incoming.done)
+
+    async def health(self, request):
+        """GET /health: 503 if the rounds have stopped."""
+        is_well = not self.running.done() and not self.stopping.is_set()
+        state = {"round": self.server.round_number, "clients": len(self.server.clients), "open": self.opened.is_set()}
+        return JSONResponse(state, 200 if is_well else 503)
+
+    async def metrics(self, request):
+        return Response(prometheus.generate_latest(self.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    def app(self):
+        @contextlib.asynccontextmanager
+        async def lifespan(app):
+            self.running = asyncio.create_task(self.run())
+            self.running.add_done_callback(self.ended)
+            yield
+            await self.close()
+
+        routes = [
+            Route("/register", self.register, methods=["POST"]),
+            Route("/rounds/{round:int}/next", self.next_round),
+            Route("/rounds/{round:int}/model", self.model),
+            Route("/rounds/{round:int}/update", self.update, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+        ]
+        return Starlette(routes=routes, lifespan=lifespan)
+
+
+class Uvicorn(uvicorn.Server):
+    """Answer waiting clients at once when a signal asks the service to stop; uploads may end."""
+
+    def handle_exit(self, sig, frame):
+        self.config.service.stopping.set()
+        super().handle_exit(sig, frame)
+
+
+def key_of(state):
+    """Return the service's secret, which only its user can read; make it at the first start."""
+    path = Path(state, "key")
+    with (
+        contextlib.suppress(FileExistsError),
+        open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file,
+    ):
+        file.write(secrets.token_hex(32))
+    return bytes.fromhex(path.read_text())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--state", type=Path, default=Path("state"), help="folder of the server and its secret")
+    parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the example's model")
+    parser.add_argument("--cohort", type=int, default=10, help="clients that a round needs")
+    parser.add_argument("--deadline", type=float, default=600, help="seconds of a round")
+    parser.add_argument("--uploads", type=int, default=64, help="updates that may arrive at a time")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"), default=(None, None))
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    options.state.mkdir(parents=True, exist_ok=True)
+    half = max(options.cohort // 2, 1)
+    server = fedcore.Server.open(
+        fedcore.Storage(options.state / "server", journal=True),  # an answered update survives kill -9
+        make_model(options.parameters),
+        "FedAvg",
+        clients=[],
+        lr=0.1,
+        policy=fedcore.RoundPolicy(half, 0.8, options.deadline, options.deadline / 20, 1.2, max_staleness=1),
+        limits=fedcore.Limits(max_steps=10_000, max_examples=10**6, max_open=options.uploads),
+    )
+    service = Service(server, key_of(options.state), os.environ["ENROLMENT_TOKEN"], options.cohort)
+    certificate, tls_key = options.tls
+    config = uvicorn.Config(
+        service.app(),
+        host=options.host,
+        port=options.port,
+        ssl_certfile=certificate,
+        ssl_keyfile=tls_key,
+        access_log=False,
+        timeout_graceful_shutdown=60,
+    )
+    config.service = service
+    Uvicorn(config).run()
+
+
+if __name__ == "__main__":
+    main()
