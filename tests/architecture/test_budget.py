@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_733,
-    "tests": 64_793,
+    "tests": 64_797,
     "fedcore": 2_781,
     "fedcore/adapters": 2_809,
     "fedcore/algorithms": 1_289,

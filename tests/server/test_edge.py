@@ -75,7 +75,7 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
             y["w" if t == 1 else "b"][..., 0] *= np.float32(np.nan if client == t else 1)
             groups = {"head"} if t == 1 else [{"head"}, {"rest"}, {"head", "rest"}][(client + t) % 3]
             groups = groups | ({"rest"} if client == t != 1 else set())
-            y = {k: v for k, v in (y | {"seen": np.array([True])}).items() if group_of(k) in groups}
+            y = {k: v for k, v in (y | {"seen": np.array([t != 3])}).items() if group_of(k) in groups}
             sent[client] = Update(client, y, steps=1 + client % 3, examples=10 + client)
         due = straight.round([sent[client] for client in range(CLIENTS)])
         with server.open_round() as round:
@@ -103,7 +103,7 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
             assert bool(own) == (t != 1 or group == "head")
             for k, tensor in one.tensors().items():
                 assert server.tensors()[k].tobytes() == tensor.tobytes()
-    assert server.counters["seen"]
+        assert server.counters["seen"] == (t != 3)  # also if it equals that of the edge's model
 
 
 def test_bfloat16_and_named_tensors_reach_an_edge():
@@ -170,15 +170,19 @@ def test_an_edge_takes_no_step():
     assert partials[0] == partials[1]
 
 
+@pytest.mark.parametrize("partial", [{}, {"one": "a"}], ids=["whole", "partial"])
 @pytest.mark.parametrize(("population", "refused"), [(5_000, "7"), (0, "edge")])
-def test_an_edge_with_the_population_rejects_updates_too_long_for_the_sum(population, refused):
-    server, straight = (
-        Server(np.zeros(N, np.float32), "FedAvg", 5_000, lr=0.1, compute=Compute(accumulator="exact")) for _ in "ab"
-    )
-    edge = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", [5, 7], lr=0.1, population=population)
+def test_an_edge_with_the_population_rejects_updates_too_long_for_the_sum(population, refused, partial):
+    model = Model({name: np.zeros(N // 2, np.float32) for name in "ab"}, partial)
+    server, straight = (Server(model, "FedAvg", 5_000, lr=0.1, compute=Compute(accumulator="exact")) for _ in "ab")
+    edge = EdgeAggregator(model, "FedAvg", [5, 7], lr=0.1, population=population)
     long = np.zeros(N, np.float32)
     long[0] = 2.0**50 / 4_000  # more than 2^50 / 5,000, less than an edge of two would take
     sent = [update(server.x, 0, 5), Update(7, long, steps=1, examples=1)]
+    if partial:  # each group may be as long as a whole update
+        ends = np.zeros(N, np.float32)
+        ends[[0, -1]] = 2.0**50 / 5_500
+        sent[0] = Update(5, ends, steps=1, examples=1)
     due = straight.round(sent)
     with server.open_round() as round:
         round.add_partial_sum(edge.fold(server.x, sent, round=0), "edge")
