@@ -76,6 +76,8 @@ def test_best_settings_of_a_sweep_run_with_more_seeds(tmp_path):
     assert config["local"] == {"batch": 16, "steps": 2, "weight_decay": 0.0, "momentum": 0.0, "clip": 0.5}
     own = {"lr": {"name": "Constant", "value": 0.05}, "optimizer": {"name": "Adam"}}
     assert [one.get("rate") for one in config["algorithms"]] == [None, own]
-    assert "chosen with seeds [0]" in (final / "table.md").read_text().replace("\\", "")
+    text = (final / "table.md").read_text().replace("\\", "")
+    assert all(f"{label}: {point}, the best of 4 points" in text for label, point in points.items())
+    assert "only these methods were tuned" in text
     assert_rejected(invoke("run", final, "--best"), "this is the folder of a run")
     assert_rejected(invoke("run", tmp_path / "nowhere", "--best"), "no records found")

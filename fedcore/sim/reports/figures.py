@@ -95,11 +95,15 @@ class Picture(Figure):
 
 
 def draw_curves(records: Sequence[Record], path: Path, paper: Comparison | None = None, **options: Any) -> str:
-    """Write a plot of curves as PNG and in the formats of the settings; return it as SVG. See ``Drawing``."""
+    """Write a plot of curves as PNG, in the formats of the settings and in those of an older plot; return it as SVG.
+
+    See ``Drawing``.
+    """
     drawing = Drawing(**options)
     figure = curves(records, paper, drawing)
-    for suffix in ("png", *drawing.settings.formats):
-        _save(figure, path.with_suffix(f".{suffix}"))
+    for place in map(path.with_suffix, (".png", ".pdf", ".svg")):
+        if place.suffix[1:] in ("png", *drawing.settings.formats) or place.exists():
+            _save(figure, place)
     return _saved(figure, "svg").decode()
 
 
@@ -181,7 +185,8 @@ def band(
     else:
         half = table.std(axis=1) / len(found) ** 0.5
         half *= 1 if settings.band == "se" else students_t(len(found))
-        low, high = mean - half, mean + half
+        ends = mean - half, mean + half  # a symmetric interval may leave the possible range
+        low, high = (end.clip(0, unit if measure == "accuracy" else None) for end in ends)
     values = DataFrame({"low": low, "mean": mean, "high": high})
     at = _positions(group, over)
     values.index = [at[round] for round in values.index]

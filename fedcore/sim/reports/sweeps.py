@@ -229,8 +229,8 @@ def tuned(folder: Path) -> list[Experiment]:
             raise MissingDataError(f"{folder / preset}: {incomplete[0]}; complete the sweep first")
         tables = {label: json.loads(runs[point][0].text) for label, point in points.items()}
         seeds = sorted(_seeds(records))
-        note = f"each algorithm has the settings of its best point in {folder / preset}, chosen with seeds {seeds}"
-        experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note}))
+        note = f"only these methods were tuned, in {folder / preset} with seeds {seeds}: {'; '.join(notes) or 'none'}"
+        experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note[:1000]}))
     if not experiments:
         raise MissingDataError(f"{folder}: no records found (PRESET/records/*.jsonl)")
     return experiments

@@ -27,7 +27,10 @@ def test_band_of_the_mean(record):
     standard_error = 10 / 3**0.5
     for kind, half in (("se", standard_error), ("95%", 4.302652729911275 * standard_error)):  # t with 2 degrees
         curve = band(group, "rounds", settings=ReportSettings(band=kind))
-        assert curve.values.tolist() == [pytest.approx([20 - half, 20, 20 + half])]
+        assert curve.values.tolist() == [pytest.approx([max(0, 20 - half), 20, 20 + half])]
+        sure = [record("A", 0, seed, [0.9 + value]) for seed, value in enumerate((0, 0.1))]
+        high = band(sure, "rounds", settings=ReportSettings(band=kind))
+        assert high["high"].tolist() == [pytest.approx(100)]
         assert band(group[:1], "rounds", settings=ReportSettings(band=kind)).values.tolist() == [[10, 10, 10]]
 
 

@@ -114,6 +114,9 @@ def test_settings_of_a_report(tmp_path, record):
     assert {path.suffix for path in written.files} == {".md", ".csv", ".tex", ".png", ".pdf", ".html"}
     assert (tmp_path / "loss.pdf").exists()
     assert (written.summary.window, written.summary.notes) == (1, ("tuned",))
+    (tmp_path / "curves.pdf").write_bytes(b"of fewer rounds")
+    write_report(tmp_path)  # again, as after more rounds
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
     lines = (tmp_path / "table.tex").read_text().splitlines()
     assert lines[0] == r"\begin{tabular}{lrrrrrrrrr}"
     assert lines[4].startswith(r"A & \textbf{15.0 $\pm$ 7.1} & 15.0 $\pm$ 7.1 &")
