@@ -40,7 +40,7 @@ class UnknownNameError(FedcoreError, ValueError):
 
         names = sorted(known)
         by_lower_case = {known_name.lower(): known_name for known_name in names}
-        near = get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.7)
+        near = get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.65)
         hint = f"; did you mean {by_lower_case[near[0]]!r}?" if near else ""
         other = f"; or {else_}" if else_ else ""
         return cls(f"{what}: {name!r} is unknown{hint} (known: {', '.join(names) or 'none'}{other})")

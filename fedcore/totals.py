@@ -21,7 +21,7 @@ from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError
 from fedcore.model import Layout
 from fedcore.model.policy import INTEGERS
 from fedcore.options import Callback, Storage
-from fedcore.rules.private import Ledger, PrivateMean
+from fedcore.rules.private import SEEDED, Ledger, PrivateMean
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server import OpenRound, Reply, Report, RoundLock, one_call
 from fedcore.server.folder import checkpoint_errors, read_audit
@@ -83,8 +83,8 @@ class TotalsForm:
     @cached_property
     def _pieces(self) -> list[tuple[str, bool, tuple[int, ...], int]]:
         """For each total its name, whether it is of integers, its shape and its size, in the order of the numbers."""
-        pieces = (*self.layout.slices, *self.layout.outside)
-        return [(one.name, one in self.layout.outside, one.shape, math.prod(one.shape)) for one in pieces]
+        kinds = (False, self.layout.slices), (True, self.layout.outside)
+        return [(one.name, is_count, one.shape, math.prod(one.shape)) for is_count, pieces in kinds for one in pieces]
 
     @cached_property
     def words(self) -> int:
@@ -318,7 +318,7 @@ class TotalsRound(OpenRound):
             raise RoundError(f"min_clients={least}: the round has {count} accepted clients; add others, or abort it")
         began, rule = time.perf_counter(), self._totals.private
         parts = [part for part in self._accepted.values() if part is not None]
-        totals, ledger = self._form.total(parts, rule, self._totals.privacy)
+        totals, ledger = self._form.total(parts, rule, self._totals._ledger)
         with uninterrupted():
             more: dict[str, Any] = {"totals": totals, "privacy": rule and rule.shown(ledger), "bytes": self._bytes}
             facts = self._number, tuple(self._accepted), tuple(self._rejected)
@@ -358,8 +358,6 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
         form: the names, shapes, dtypes and bounds, as ``TotalsForm``.
         clients: the registered clients.
         round_number: the number of finished rounds, which is the index of the next round.
-        privacy: the ledger of the rounds with noise; ``privacy.epsilon(delta)`` is what they have spent. Without
-            ``path`` it is in memory: keep ``privacy.to_state()``, and set ``privacy`` again after a restart.
         min_clients, private, callbacks: as given.
 
     Raises:
@@ -396,16 +394,35 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
         self.clients, self._lock = Clients((registry := Registry(clients)).index), RoundLock()
         self.form = TotalsForm(Layout.of(as_arrays(values)), bounds or {}, len(self.clients))
         self.min_clients = check_integer("min_clients", min_clients, 0, len(self.clients))
-        self.callbacks, self.round_number, self.privacy = tuple(callbacks), 0, Ledger()
+        self.callbacks, self.round_number, self._ledger = tuple(callbacks), 0, Ledger()
         self.private, self._unbounded = private, self.form.bounds.keys() - (bounds or {}).keys()
         if private is not None and (self._unbounded or private.quantile is not None):
             raise RangeError("private: noise needs bounds of all totals, and a fixed clip; add bounds, and no quantile")
+        if private is not None and private.seed is not None and path is not None:
+            raise RangeError(f"seed: {SEEDED}; leave path or seed out")
         if audit_key is not None and path is None:
             raise RangeError("audit_key: signs the documents of a folder; pass path too, or leave it out")
         self._key = Storage(audit_key=audit_key).audit_key
         self._store = None if path is None else self._opened(absolute(path), registry)
 
     _instead = "pass its arguments"
+
+    @property
+    def privacy(self) -> Ledger:
+        """The ledger of the rounds with noise; ``privacy.epsilon(delta)`` is what they have spent.
+
+        Without ``path`` it is in memory: keep ``privacy.to_state()``, and set ``privacy`` again after a restart.
+
+        Raises:
+            RangeError: the noise is reproducible.
+        """
+        if self.private is not None and self.private.seed is not None:
+            raise RangeError(f"privacy: {SEEDED}")
+        return self._ledger
+
+    @privacy.setter
+    def privacy(self, ledger: Ledger) -> None:
+        self._ledger = ledger
 
     def _facts(self) -> dict[str, Any]:
         return {"totals": list(self.form.bounds), "clients": len(self.clients), "round_number": self.round_number}
@@ -428,7 +445,7 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
             for self.round_number, (_, document) in enumerate(read_audit(path), 1):
                 if (by := document.get("signer")) not in (None, signer):
                     raise CheckpointError(f"audit_key: the audit log is signed by {by}; pass its audit_key again")
-                self.privacy = Ledger.from_state(document["privacy"])
+                self._ledger = Ledger.from_state(document["privacy"])
             failed.pop_all()
         return store
 
@@ -443,7 +460,7 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
                 store.commit(number, state=store.state | {"numbers": numbers}, documents=[(number, text)])
         finally:
             if store is None or store.commits != commits:
-                self.privacy, self.round_number, round.report, round.is_open = ledger, number + 1, report, False
+                self._ledger, self.round_number, round.report, round.is_open = ledger, number + 1, report, False
         return report
 
     def _document(self, report: TotalsReport, ledger: Ledger, what: str, form: Any, numbers: Any) -> str:
@@ -494,5 +511,5 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
     def open_round(self) -> TotalsRound:
         """Open a round; raise RoundError if a round is open, or if the budget of ``private`` is spent."""
         if self.private is not None:
-            self.private.require_budget(self.privacy)
+            self.private.require_budget(self._ledger)
         return self._lock.open(self.round_number, lambda: TotalsRound(self))

@@ -36,7 +36,7 @@ def add_arguments(top: Parser) -> None:
     about = "LoRA adapters: average (of A and B; default), product (average of B A), or stack"
     parser.add_argument("--lora", default="average", metavar="WAY", help=about)
     parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
-    about = "merge only tensors with such names, such as 'layers.0.*'; others are those of the base; repeatable"
+    about = "merge only tensors with such names, such as 'layers.0.*'; repeatable"
     parser.add_argument("--only", action="append", metavar="PATTERN", help=about)
     terminal.add_json(parser)
 

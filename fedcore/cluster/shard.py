@@ -31,7 +31,7 @@ from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Population, PreparedStep, Sizes
-from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, require_finite
+from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32, require_finite
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
@@ -289,12 +289,13 @@ class Shard:
         return self._state.newcomers.population
 
     def check_slice(self, name: str, has_buffers: bool, returns: bool, digest: str | None, vector: Any) -> Any:
-        """Return the bytes of a slice, with ``returns`` the slice, or the error if it is invalid or does not match the
-        client's digest.
+        """Return the bytes of a slice, and with ``returns`` the slice as float32.
+
+        If it is invalid or does not match the client's digest, return the error.
         """
         try:
             read = self._read(name, has_buffers, digest, vector)
-            return read if returns else bytes_of(read)
+            return bytes_of(read), in_float32(read) if returns else None
         except FedcoreError as error:
             return rejection_reason(error)
 

@@ -263,16 +263,15 @@ class ShardedState(State):
         each = [*zip(digests, sent.parts, strict=True)]
         found = self._valid("check_slice", name, has_buffers, self.needs_whole, each=each)
         is_immutable = self.coordinator.placement.copies or core.are_immutable(list(sent.parts))
-        whole = np.concatenate(found) if self.needs_whole else None
-        nbytes = sum(found) if whole is None else sum(one.nbytes for one in found)
-        return SlicedVector(sent.parts, nbytes, has_buffers, is_immutable, whole)
+        whole = np.concatenate([part for _, part in found]) if self.needs_whole else None
+        return SlicedVector(sent.parts, sum(nbytes for nbytes, _ in found), has_buffers, is_immutable, whole)
 
     def check(self, what: str, y: SlicedVector, *arguments: Any) -> None:
         """Raise ArrayError if a shard's check of its slice fails."""
         self._valid(what, *arguments, each=[(part,) for part in y.parts])
 
     def _valid(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of a check; each shard returns an error as text, or a number."""
+        """Return the results of a check; each shard returns an error as text, or a result."""
         results = self.coordinator.call(name, *shared, each=each)
         for result in reversed(results):  # the last shard has the buffers
             if isinstance(result, str):

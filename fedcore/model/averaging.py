@@ -115,7 +115,8 @@ def aggregate(
     Determinism: float64 products and sums in the order of the models, rounded once; bit-identical on every ISA level
         and thread count, and for files and models in memory. For an iterator without weights, the sum is divided by
         k at the end, which may change the last bit. With a rule, the bits are those of a round of FedAvg with this
-        rule from a model of zeros, with numbers rounded to float32 first.
+        rule from a model of zeros, with numbers rounded to float32 first; distances are between differences from
+        the models' median.
     Cost: reads every model once and writes the average, which is read once more if all floats are float32; no scratch.
         Files are read in windows with four threads; windows need at most 160 MiB beside the average. An iterator needs
         8 n bytes for a sum in float64, and 4 to 8 times the time of a list. A rule reads the models once or twice more,
@@ -284,7 +285,8 @@ class _Stream:
                 self._measured = set(names)
                 for parts, rows, _ in self.windows(names=names):
                     for j in range(len(parts)):
-                        total.add(cast(flat(rows[0][j]), "float32"), [each[j] for each in rows])
+                        part = [each[j] for each in rows]
+                        total.add(center_of(part), part)
                     self.digest(digests, parts, rows)
                 found = total.result()
                 if np.isfinite(found).all():
@@ -330,8 +332,18 @@ class ResultForm(NamedTuple):
         return ordered["x"] if self.is_array else ordered
 
 
-# A robust rule combines h_i = -y_i, so that the result has the bits of a server's step from x = 0. Its distances come
-# from inner products of differences to the first model, so that close models far from zero keep them.
+# A robust rule combines h_i = -y_i, so that the result has the bits of a server's step from x = 0. Distances come from
+# inner products of differences from the median, so that close models far from zero keep them. A dishonest model could
+# be far from all others, so differences from it would lose their distances.
+
+
+def center_of(rows: Sequence[Any]) -> F32:
+    """Return the median of each element of k vectors, float32[n]; 0 if it is not finite."""
+    flat_rows = [*map(flat, rows)]
+    center = empty(len(flat_rows[0]))
+    if len(center):
+        kernels.trimmed_mean([None] * len(rows), flat_rows, -np.ones(len(rows)), (len(rows) - 1) // 2, out=center)
+    return np.where(np.isfinite(center), center, np.float32(0))
 
 
 def require_no_weights(weights: Any) -> None:

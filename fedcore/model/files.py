@@ -41,10 +41,13 @@ FORMS: dict[str, tuple[Library, ...]] = {
 }
 """File suffixes, and the libraries whose tensors each format can hold."""
 BESIDE = re.compile(
-    r"(\w*config|\w*tokenizer\w*|vocab|added_tokens|special_tokens_map|chat_template)\.(json|txt)|merges\.txt"
-    r"|[\w.-]+\.(model|tiktoken|jinja)"
+    r"((adapter|generation|tokenizer|preprocessor|processor)_)?config\.json|(vocab|merges)\.txt|chat_template\.jinja"
+    r"|(tokenizer|vocab|added_tokens|special_tokens_map|chat_template)\.json|tokenizer\.tiktoken"
+    r"|(tokenizer|spiece|spm|source|target|sentencepiece\.bpe)\.(model|spm)"
 )
 """The names of files with configurations and tokenizers that Transformers and PEFT write beside a model."""
+LARGEST_BESIDE = 1 << 26
+"""The greatest size of such a file, in bytes."""
 
 
 def form_of(path: str | os.PathLike[str]) -> str:
@@ -132,25 +135,42 @@ def folder_of(path: Any) -> Path | None:
 
 
 def files_beside(paths: Mapping[str, Any], given: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the configurations and tokenizers beside models: each of the first model that has it.
+    """Return the configurations and tokenizers beside the first model, which are those of the result.
 
-    Log a warning for each file that differs between models.
+    Log a warning for each of them that differs beside another model.
 
     Args:
-        paths: the models by label.
+        paths: the models by label, the base first.
         given: files that replace those of the models.
+
+    Raises:
+        StoreError: a file is too large, cannot be read, or is a link to another place.
     """
-    found = {name: ("", content) for name, content in given.items()}
-    for label, path in paths.items():
-        if (folder := folder_of(path)) is None:
-            continue
+    found, first = dict[str, bytes](), next(iter(paths), "")
+    for label, folder in [(label, folder) for label, path in paths.items() if (folder := folder_of(path))]:
         for name in sorted(filter(BESIDE.fullmatch, os.listdir(folder))):
-            with open(open_file(folder / name, follows=True), "rb") as file:
-                content = file.read()
-            first, due = found.setdefault(name, (label, content))
-            if content != due and first:
+            if name in given or (label != first and name not in found):
+                continue
+            content = _read_beside(folder, name)
+            if found.setdefault(name, content) != content:
                 LOGGER.warning(f"{label}: {name} differs from that of {first}, which the result gets")
-    return {name: content for name, (_, content) in found.items()}
+    return {**found, **given}
+
+
+def _read_beside(folder: Path, name: str) -> bytes:
+    """Return a file beside a model. A link must lead into the folder, or into the blobs of a cache of snapshots."""
+    target = Path(os.path.realpath(folder / name))
+    homes = [Path(os.path.realpath(home)) for home in (folder, folder.parent.parent / "blobs")]
+    if not any(target.is_relative_to(home) for home in homes):
+        raise StoreError(f"{folder / name}: is a link out of the model's folder; put a copy of the file in its place")
+    try:
+        with open(open_file(target), "rb") as file:
+            content = file.read(LARGEST_BESIDE + 1)
+    except OSError as error:
+        raise StoreError(f"{folder / name}: cannot be read: {error.strerror}") from None
+    if len(content) > LARGEST_BESIDE:
+        raise StoreError(f"{folder / name}: is larger than {LARGEST_BESIDE >> 20} MiB; remove it from the folder")
+    return content
 
 
 def _load_npz(file: StoredFile, fd: int) -> dict[str, Any]:

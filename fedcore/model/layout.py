@@ -557,7 +557,7 @@ class Layout(Represented):
             named = {name: leaf for name, leaf in named.items() if name in self._all}
         elif named.keys() != self._all.keys():
             if list(self._all) == [FLAT]:
-                raise ArrayError(f"{what}: the server has one array, without names; copy server.x, or pass it a module")
+                raise ArrayError(f"{what}: the server has one array, without names of tensors; copy server.x")
             raise ArrayError(f"{what}: {describe_names(list(self._all), list(named))}")
         for name, leaf in named.items():
             check_form(name, leaf, self._all[name].dtype, self._all[name].shape)

@@ -47,6 +47,7 @@ from fedcore.kernels.robust import GramSum
 from fedcore.model.averaging import (
     Digest,
     add_to,
+    center_of,
     matched,
     require_no_weights,
     require_unchanged,
@@ -199,7 +200,7 @@ def merge(
 
     Determinism: without an optimizer, rate or clipping, the bits of ``aggregate``; else float64 sums that are rounded
         to v in float32, and the optimizer's own arithmetic. With a rule, the parameters have the bits of a round
-        of FedAvg with this rule from the base, or from a model of zeros without one.
+        of FedAvg with this rule from the base, or of ``aggregate`` without one.
         Products are computed in float64 by LAPACK, whose last bits depend on the machine.
     Cost: reads every file once, twice with ``clip_norm`` or a rule that needs distances, and writes the result. Memory:
         160 MiB of windows, and three windows of the result, for a model of any size and up to about 100 inputs. With
@@ -712,7 +713,7 @@ class _Pass:
             if self._state.products is None:
                 total = GramSum(len(self._kept))
                 for x, given, _ in self._measure():
-                    total.add(cast(given[0], "float32") if x is None else x, given)
+                    total.add(center_of(given) if x is None else x, given)
                 found = total.result()
                 if not np.isfinite(found).all():
                     label = self._job.labels[self._kept[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]]

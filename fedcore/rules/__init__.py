@@ -16,6 +16,7 @@ vectors. A rule that compares directions is a ``RobustRule``, with ``combine``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, cached_property, partial
 from inspect import isclass
@@ -222,6 +223,14 @@ class Chain:
             else:
                 group.examples = found
         return reasons, factors
+
+    def has_enough(self, k: int) -> bool:
+        """Whether the robust rule, if any, needs no more than k updates."""
+        with suppress(RangeError):
+            if self.robust is not None:
+                self.require_enough(k)
+            return True
+        return False
 
     def require_enough(self, k: int, instead: str = "add updates, or lower f", *, of: str = "") -> None:
         """Raise RangeError if the robust rule needs more than k updates; ``of`` names their group in the message."""

@@ -391,7 +391,7 @@ class GroupedState(State):
                 yield
             except BaseException as error:
                 if first.commits != commits:
-                    error.add_note("only some groups were changed, so the server was closed; load it again")
+                    error.add_note("only some groups were changed; close the server and load it again")
                     for state, snapshot in zip(self.states, before, strict=True):
                         state.snapshot = snapshot
                         state.store.rollback()

@@ -293,7 +293,7 @@ class Round(OpenRound):
         """
         self._require_open()
         reason = self.attendance.reason(self._accepted, self._rejected)
-        if reason == "buffer":
+        if reason is not None and self._settings.policy.buffer is not None:
             self._fold_held(last=True)  # may reject some
             reason = self.attendance.reason(self._accepted, self._rejected)
         return reason
@@ -653,7 +653,8 @@ class Round(OpenRound):
             self._by_claims = self._weighing.reads_examples
             self._plain = self._reader.plain_updates(may_hold=self._may_hold)
             if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
-                self.attendance.full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
+                full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
+                self.attendance.full = full if settings.rules.has_enough(full) else most
         except BaseException:
             self._abort()
             raise

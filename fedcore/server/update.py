@@ -67,7 +67,7 @@ from fedcore.validation import describe_value, is_integer, numbers, rejection_re
 
 @dataclass(frozen=True)
 class Slices:
-    """A client's vector in slices, for an ``Update`` to a sharded server without a journal.
+    """A client's vector in slices, for an ``Update`` to a sharded server.
 
     Attributes:
         parts: for each range of ``Broadcast.slices``, float32[stop - start], or up to ``end`` for vectors without

@@ -29,7 +29,9 @@ def test_every_disk_after_a_loss_of_power(tmp_path, monkeypatch, method, pairs, 
     """
     run, left, straight = tmp_path / "run", tmp_path / "left", Straight(method)
     zeros = np.zeros(killed.n, np.float32)
-    Server(zeros, remembering(method), killed.N, lr=0.1, storage=run, compute=Compute(shards=K)).close()
+    Server(
+        zeros, remembering(method), killed.N, lr=0.1, storage=Storage(run, audit=True), compute=Compute(shards=K)
+    ).close()
     server = Server.load(run)
     recorders = [Recorder(run / f"shard-{k}", monkeypatch) for k in range(K)]
     for t in range(ROUNDS):

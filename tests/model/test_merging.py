@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import fedcore
 from fedcore import Safetensors, errors, merge, write_model
 from fedcore.algorithms.optimizers import SGD, Adagrad, Adam, Nesterov, Yogi
-from fedcore.model import merging, windows
+from fedcore.model import files, merging, windows
 from fedcore.rules import GeometricMedian
 from tests.cli.command import invoke as run
 from tests.kills import calls_of, die_at, killed
@@ -253,8 +253,12 @@ def test_adapters_of_one_scale_are_merged_with_their_configuration(tmp_path):
 
 
 def test_the_result_has_the_configurations_and_tokenizers_of_its_inputs(tmp_path, caplog):
-    beside = dict.fromkeys(["config.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "x.model"], "{}")
-    left = dict.fromkeys(["trainer_state.json", "optimizer.pt", "training_args.bin", "own.py", "README.md"], "")
+    beside = dict.fromkeys(
+        ["config.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "tokenizer.model"], "{}"
+    )
+    left = dict.fromkeys(
+        ["trainer_state.json", "optimizer.pt", "training_args.bin", "own.py", "README.md", "aws_config.json"], ""
+    )
     for name, model in zip("abc", clients(n=10), strict=False):
         folder = shards(tmp_path / name, model, [2])
         for file, text in (beside | left).items():
@@ -262,12 +266,11 @@ def test_the_result_has_the_configurations_and_tokenizers_of_its_inputs(tmp_path
     (tmp_path / "b" / "config.json").write_text("{1}")
     (tmp_path / "c" / "generation_config.json").write_text("{2}")
     (tmp_path / "c" / "tokenizer.json").unlink()
-    due = {*beside, "generation_config.json", "merge.json", "model.safetensors.index.json"}
+    due = {*beside, "merge.json", "model.safetensors.index.json"}  # none that only a later model has
     merge(tmp_path / "new" / "er" / "out", [tmp_path / name for name in "abc"])
-    files = {file.name: file for file in (tmp_path / "new" / "er" / "out").iterdir()}
-    assert files.keys() == due | {"part-0.safetensors", "part-1.safetensors"}
-    assert {name: files[name].read_text() for name in beside} == beside
-    assert files["generation_config.json"].read_text() == "{2}"
+    found = {file.name: file for file in (tmp_path / "new" / "er" / "out").iterdir()}
+    assert found.keys() == due | {"part-0.safetensors", "part-1.safetensors"}
+    assert {name: found[name].read_text() for name in beside} == beside
     (warned,) = caplog.messages
     assert "config.json" in warned
     assert str(tmp_path / "b") in warned
@@ -279,6 +282,27 @@ def test_the_result_has_the_configurations_and_tokenizers_of_its_inputs(tmp_path
     (tmp_path / "b" / "vocab.txt").write_text("z")  # else the finished merge would be found
     with pytest.raises(errors.StoreError, match="exists"):
         merge(tmp_path / "out", [tmp_path / "a"], base=tmp_path / "b" / "model.safetensors.index.json")
+
+
+def test_files_beside_a_model_are_its_own(tmp_path, monkeypatch):
+    """A link may lead into the folder or the blobs of its cache, not to another place."""
+    (tmp_path / "secret").write_text("{}")
+    (tmp_path / "hub" / "snapshots").mkdir(parents=True)
+    folder = shards(tmp_path / "hub" / "snapshots" / "one", clients(n=10)[0], [2])
+    (tmp_path / "hub" / "blobs").mkdir()
+    (tmp_path / "hub" / "blobs" / "0f").write_text("{0}")
+    (folder / "config.json").symlink_to("../../blobs/0f")
+    merge(tmp_path / "out", [folder])
+    assert (tmp_path / "out" / "config.json").read_text() == "{0}"
+    for target, message in (("../../../secret", "out of the model's folder"), ("nothing", "cannot be read")):
+        (folder / "tokenizer.json").unlink(missing_ok=True)
+        (folder / "tokenizer.json").symlink_to(target)
+        with pytest.raises(errors.StoreError, match=message):
+            merge(tmp_path / "other", [folder])
+    (folder / "tokenizer.json").unlink()
+    monkeypatch.setattr(files, "LARGEST_BESIDE", 2)
+    with pytest.raises(errors.StoreError, match="larger than"):
+        merge(tmp_path / "other", [folder])
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -102,6 +102,27 @@ def test_every_door_gives_the_bits_of_a_round(tmp_path, rule):
     np.testing.assert_allclose(found, norm, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "rule", [Krum(2), MultiKrum(2), Bulyan(2), GeometricMedian(), [NearestNeighborMixing(2), "Median"]], ids=str
+)
+def test_a_model_far_away_does_not_hide_the_distances_of_others(tmp_path, rule):
+    """Nine close models far from zero, one at 100 and one at 1e15, in any order: the result is near the nine."""
+    rng = np.random.default_rng(0)
+    near = [{"w": (1000 + 1e-3 * rng.standard_normal(500)).astype(np.float32)} for _ in range(9)]
+    far = [{"w": np.full(500, value, np.float32)} for value in (1e15, 100)]
+    for name, models in {"first": far + near, "last": near + far}.items():
+        files = [tmp_path / f"{name}{i}.safetensors" for i in range(11)]
+        for file, model in zip(files, models, strict=True):
+            write_model(model, file)
+        merge(tmp_path / name, files, rule=rule)
+        for found in (
+            aggregate(models, rule=rule),
+            aggregate(list(map(Safetensors, files)), rule=rule),
+            Safetensors(tmp_path / name),
+        ):
+            assert abs(np.asarray(found["w"]) - 1000).max() < 0.05
+
+
 def test_the_report_names_the_rule_and_its_choice(tmp_path):
     given, base = models()
     paths = [*saved(tmp_path, given), *saved((tmp_path / "b"), [base])] if (tmp_path / "b").mkdir() is None else []

@@ -387,6 +387,19 @@ def test_a_buffer_that_may_close_with_too_few_updates_for_its_rule_is_refused(po
             make(policy=RoundPolicy(**policy), aggregation="krum")
 
 
+def test_a_buffer_with_too_few_clients_for_its_rule_waits_for_more():
+    policy, chain = RoundPolicy(buffer=6, max_staleness=9), [CountOnce(), Krum(1)]
+    server = Server(numbers(0), FedAvg("uniform"), 5, lr=0.1, policy=policy, aggregation=chain)
+    sent = [Update(client, numbers(client), 1, round=0) for client in range(6)]
+    assert len(server.push(sent[:5])) == 1  # all five clients
+    server.remove_client(4)
+    assert server.push([update._replace(round=1) for update in sent[:4]]) == []  # Krum(1) needs five
+    server.open_buffer().abort()
+    server.add_clients([5])
+    (closed,) = server.push([sent[client]._replace(round=1) for client in (0, 1, 2, 3, 5)])
+    assert closed.accepted == (0, 1, 2, 3, 5)
+
+
 def test_an_update_of_a_removed_client_is_listed():
     server = Server(numbers(0), FedAvg("uniform"), 3, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=2))
     server.remove_client(1)

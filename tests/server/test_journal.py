@@ -874,10 +874,12 @@ def test_a_malformed_journal_is_an_error_that_names_it(what, tmp_path, capsys):
         assert open_updates(path, state_of(path)) == [0]
 
 
-def test_slices_are_refused_with_a_journal(tmp_path):
-    """``tests/cluster/test_slices.py`` has the engine on Ray, which gets and sends whole vectors then."""
-    x0 = np.zeros(20_000, np.float32)
+def test_a_journal_takes_slices_of_any_dtype(tmp_path):
+    x0, y = np.zeros(20_000, np.float32), np.linspace(-1, 1, 20_000).astype(np.float32)
+    parts = [torch.from_numpy(y[:16384]).bfloat16(), y[16384:].astype(np.float16)]
     server = made("FedAvg", x0, path=tmp_path / "s", journal=True, shards=2)
-    with server.open_round() as round, pytest.raises(RangeError, match="journal"):
-        round.add(0, Slices([x0[:16384], x0[16384:]]), steps=1)
+    server.open_round().add(0, Slices(parts), steps=1)
     server.close()
+    with Server.load(tmp_path / "s", storage=Storage(journal=True)) as again:
+        assert again.open_round().finish().accepted == (0,)
+        np.testing.assert_array_equal(again.x, np.concatenate([parts[0].float(), parts[1]]).astype(np.float32))

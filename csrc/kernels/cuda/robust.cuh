@@ -179,19 +179,17 @@ __device__ inline float statistic_of(const float* s, int rows, const Statistic& 
     }
     const int nearest = static_cast<int>(of.nearest);
     const double twice = at((rows - 1) / 2) + at(rows / 2);
-    for (int i = 0; i < rows; ++i) {
-        double low = at(i), high = low;
-        if (i + nearest < rows) {
-            const double both = at(i) + at(i + nearest);
-            low = both < twice ? 0.0 : low;
-            high = twice < both ? high : 0.0;
-        }
-        if (i >= nearest) {
-            const double both = at(i - nearest) + at(i);
-            low = both < twice ? low : 0.0;
-            high = twice < both ? 0.0 : high;
-        }
-        sum = sum + 0.5 * (low + high);
+    int low = 0, high = 0;  // where the choice of the lower values starts, and that of the higher ones
+#pragma unroll 1  // more registers would spill
+    for (int i = 0; i + nearest < rows; ++i) {
+        const double both = at(i) + at(i + nearest);
+        low += both < twice ? 1 : 0;
+        high += both <= twice ? 1 : 0;
+    }
+#pragma unroll 1
+    for (int i = low; i < high + nearest; ++i) {
+        const int times = (i < low + nearest ? 1 : 0) + (i >= high ? 1 : 0);
+        if (times > 0) sum = sum + 0.5 * times * at(i);
     }
     return static_cast<float>(sum / static_cast<double>(nearest)) + 0.0f;
 }

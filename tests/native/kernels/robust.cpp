@@ -67,16 +67,17 @@ void try_statistic(const Cohort& cohort, const Statistic& of, Arrays& make) {
         std::vector<double> column;
         for (const std::vector<float>& h : cohort.h) column.push_back(h[j]);
         std::sort(column.begin(), column.end());
-        std::int64_t first = of.first, last = of.last;
-        if (of.nearest > 0) {
+        std::int64_t low = of.first, high = of.first, count = of.last - of.first;
+        if (of.nearest > 0) {  // the lower and the higher of two equally near choices
             const double twice = column[(cohort.k - 1) / 2] + column[cohort.k / 2];
-            for (first = 0; first + of.nearest < cohort.k && column[first] + column[first + of.nearest] < twice;)
-                ++first;
-            last = first + of.nearest;
+            low = high = 0, count = of.nearest;
+            while (low + count < cohort.k && column[low] + column[low + count] < twice) ++low;
+            while (high + count < cohort.k && column[high] + column[high + count] <= twice) ++high;
         }
         double sum = 0;
-        for (std::int64_t i = first; i < last; ++i) sum += column[i];
-        CHECK(out[j] == static_cast<float>(sum / static_cast<double>(last - first)));
+        for (std::int64_t i = low; i < high + count; ++i)
+            sum += 0.5 * column[i] * ((i < low + count ? 1 : 0) + (i >= high ? 1 : 0));
+        CHECK(out[j] == static_cast<float>(sum / static_cast<double>(count)));
     }
 }
 

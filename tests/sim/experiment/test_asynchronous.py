@@ -94,7 +94,7 @@ def test_fedbuff_runs_beside_fedavg_with_a_deadline(tmp_path):
         (f"{BUFFER}, discount=0.5}}", ["algorithms=['FedVARP']"], "discount=0.5: .*FedVARP"),
         (f"{BUFFER}}}", ["algorithms=[{name='MimiC', placement='client'}]"], "clients keep rows"),
         (f"{BUFFER}}}", ["algorithms=['SCAFFOLD']"], "SCAFFOLD: takes no late updates"),
-        (f"{BUFFER}}}", ["aggregation='median'"], "Median.*buffer=3"),
+        (f"{BUFFER}}}", ["aggregation={name='TrimmedMean', f=2}"], "TrimmedMean.* needs at least 5 updates, got 3"),
         (f"{BUFFER}}}", ["attack='SignFlip'"], "attack"),
         (BUFFER.replace("6", "31") + "}", [], "concurrency=31"),
         (BUFFER.replace("=3", "=31") + "}", ["algorithms=['FedVARP']"], "must be at most 30"),
