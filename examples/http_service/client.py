@@ -10,6 +10,11 @@ import numpy as np
 PIECE = 1 << 20
 
 
+def require(status, answer, *expected):
+    if status not in expected:
+        raise PermissionError(f"{status}: {answer.decode()}")
+
+
 class Client:
     """One client: `Client(host, port).register(name, enrolment)`, then `run(train)`.
 
@@ -42,8 +47,7 @@ class Client:
 
     def register(self, name, enrolment):
         status, answer = self.ask("POST", "/register", json.dumps({"client": name}), token=enrolment)
-        if status != 200:
-            raise PermissionError(answer.decode())
+        require(status, answer, 200)
         self.token = json.loads(answer)["token"]  # keep it: it stays valid when the service starts again
         return self
 
@@ -51,11 +55,11 @@ class Client:
         """Wait for a round that asks this client; return it with its x, float32[n]."""
         while True:
             status, answer = self.ask("GET", f"/rounds/{first}/next")
-            if status == 401:
-                raise PermissionError(answer.decode())
+            require(status, answer, 200, 204)
             if status == 200:
                 found = json.loads(answer)
                 status, x = self.ask("GET", f"/rounds/{found['round']}/model")
+                require(status, x, 200, 409)
                 if status == 200:
                     return found, np.frombuffer(x, "<f4")
 
@@ -64,7 +68,9 @@ class Client:
         memory = memoryview(np.ascontiguousarray(y, "<f4")).cast("B")
         path = f"/rounds/{number}/update?steps={steps}&examples={examples}&id={update_id or uuid.uuid4()}"
         pieces = lambda: (memory[start : start + PIECE] for start in range(0, len(memory), PIECE))  # noqa: E731
-        return json.loads(self.ask("POST", path, pieces, **{"transfer-encoding": "chunked"})[1])
+        status, answer = self.ask("POST", path, pieces, **{"transfer-encoding": "chunked"})
+        require(status, answer, 200, 409)
+        return json.loads(answer)
 
     def run(self, train, rounds):
         """Take part in some rounds; `train(x, lr)` returns (y, steps, examples)."""

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from client import Client
 
-HOME = Path(__file__).parent
+HOME, WELCOME = Path(__file__).parent, "welcome to the rounds"
 
 
 def started(state, port, parameters, cohort):
     """Start the service in a process, and wait until it answers."""
     words = ["--state", state, "--port", port, "--parameters", parameters, "--cohort", cohort]
     command = [sys.executable, HOME / "service.py", *map(str, words)]
-    process = subprocess.Popen(command, env=os.environ | {"ENROLMENT_TOKEN": "welcome"})
+    process = subprocess.Popen(command, env=os.environ | {"ENROLMENT_TOKEN": WELCOME})
     Client("127.0.0.1", port, patience=20).ask("GET", "/metrics")
     return process
 
@@ -30,7 +30,7 @@ def main(clients, parameters, rounds=3, port=8089):
         answers, waits = [], []
 
         def work(number):
-            own, first = Client("127.0.0.1", port).register(f"c{number}", "welcome"), 0
+            own, first = Client("127.0.0.1", port).register(f"c{number}", WELCOME), 0
             for _ in range(rounds):
                 found, x = own.next_round(first)
                 y, start = x + number, time.perf_counter()

@@ -11,6 +11,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 from pathlib import Path
@@ -27,14 +28,16 @@ from starlette.routing import Route
 import fedcore
 from fedcore import Reply
 from fedcore.callbacks import Prometheus
-from fedcore.errors import FedcoreError
+from fedcore.errors import FedcoreError, RoundError, StoreError
 from fedcore.sampling import without_replacement
 
 LOG = logging.getLogger("service")
 PIECE = 1 << 20  # bytes of one write of a broadcast
 POLL = 20  # seconds that a client waits for a round before it asks again
 UPLOAD = 600  # seconds that an update may take
-FULL = "the service is full, or between two rounds; send the update again"
+STALL = 30  # seconds that an update may take between two pieces
+REGISTRATION = 4096  # bytes of a request to register
+NOT_ASKED = "round: it is over, or does not ask this client"
 
 
 def make_model(parameters):
@@ -51,19 +54,25 @@ class Service:
 
     Args:
         server: a `fedcore.Server` whose method sends only x and a rate: FedAvg, FedAvgM, FedVARP, MIFA, MimiC, ...
-        key: the secret from which the tokens of clients are made.
+        state: the folder of the secret from which the tokens of clients are made, and of the list of asked clients.
         enrolment: the token that a new client shows. Give each client its own if they must not pose as each other.
         cohort: the number of clients that a round needs.
     """
 
-    def __init__(self, server, key, enrolment, cohort):
-        self.server, self.key, self.enrolment, self.cohort = server, key, enrolment, cohort
+    def __init__(self, server, state, enrolment, cohort):
+        if len(enrolment) < 16:
+            raise ValueError("ENROLMENT_TOKEN: must have at least 16 characters; make one with `openssl rand -hex 16`")
+        self.server, self.key, self.enrolment, self.cohort = server, key_of(state), enrolment, cohort
         self.registry = prometheus.CollectorRegistry()
         server.callbacks = (*server.callbacks, Prometheus("http", registry=self.registry))
         self.replies = prometheus.Counter("http_updates", "Updates by status", ["status"], registry=self.registry)
         self.uploads = prometheus.Gauge("http_uploads_open", "Updates that arrive now", registry=self.registry)
         self.round = self.sent = None
-        self.joining, self.asked, self.open_uploads, self.most = set(), frozenset(), 0, server.limits.max_open
+        self.asked_file, self.asked = Path(state, "asked.json"), {}  # the clients that each recent round asks
+        if self.asked_file.exists():
+            self.asked = {int(number): set(ids) for number, ids in json.loads(self.asked_file.read_bytes()).items()}
+        # The clients that join with the next round; and the time limit of each client's open upload.
+        self.joining, self.arriving, self.beginning = set(), {}, asyncio.Lock()
         self.arrived, self.opened, self.stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     # The rounds.
@@ -97,20 +106,27 @@ class Service:
             clients, number = [*self.server.clients], self.server.round_number
             count = min(len(clients), self.server.policy.asked(self.cohort))
             chosen = without_replacement(len(clients), count, seed=0, round=number)
-            self.sent = self.server.broadcast([clients[i] for i in chosen.tolist()])
-            if self.sent.has_offset or self.sent.second:
+            sent = self.server.broadcast([clients[i] for i in chosen.tolist()])
+            if sent.has_offset or sent.second:
                 raise FedcoreError("algorithm: it sends more than x; send Broadcast.of(client) to each client too")
-            self.round = self.server.open_round()  # after a crash with the updates of its journal
+            # Updates of the last max_staleness rounds may still arrive. The file keeps the clients over a crash.
+            asked = {n: ids for n, ids in self.asked.items() if n >= number - self.server.policy.max_staleness}
+            asked[number] = {*sent.ids, *asked.get(number, ())}
+            write_file(self.asked_file, json.dumps({n: sorted(ids) for n, ids in asked.items()}))
+            opened = self.server.open_round()  # after a crash with the updates of its journal
+            return asked, sent, opened, memoryview(np.array(sent.x, "<f4")).cast("B")
 
-        await asyncio.to_thread(start)
-        self.asked, self.x = frozenset(self.sent.ids), memoryview(np.array(self.sent.x, "<f4")).cast("B")
+        self.asked, self.sent, self.round, self.x = await asyncio.to_thread(start)
         self.opened.set()
 
     def ended(self, task):
-        """Stop the process after a fault, such as a step that diverges or a full disk; a supervisor may restart it."""
         if not task.cancelled():
-            LOG.error("the rounds have stopped", exc_info=task.exception())
-            signal.raise_signal(signal.SIGTERM)
+            self.fail(task.exception())
+
+    def fail(self, error):
+        """Stop the process after a fault, such as a step that diverges or a full disk; a supervisor may restart it."""
+        LOG.error("the service stops", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)
 
     async def close(self):
         """Stop. The journal keeps the updates of the open round, as after a crash."""
@@ -125,7 +141,7 @@ class Service:
 
     def client_of(self, request):
         """Return the client that the request's token names; raise 401 for a wrong token."""
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        token = bearer(request)
         client = token.rpartition(".")[0]
         if not client or not hmac.compare_digest(token.encode(), self.token_of(client).encode()):
             raise HTTPException(401, "token: unknown; register first")
@@ -133,15 +149,19 @@ class Service:
 
     async def register(self, request):
         """POST /register, with the enrolment token and {"client": id}: return the client's own token and the layout."""
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(token.encode(), self.enrolment.encode()):
+        if not hmac.compare_digest(bearer(request).encode(), self.enrolment.encode()):
             raise HTTPException(401, "token: not the enrolment token")
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > REGISTRATION:
+                raise HTTPException(413, f"client: the request has more than {REGISTRATION} bytes")
         try:
-            client = json.loads(await request.body())["client"]
-            if not isinstance(client, str) or not client.isprintable() or not 0 < len(client) <= 64:
+            client = json.loads(body)["client"]
+            if not re.fullmatch(r"[\w.-]{1,64}", client, re.ASCII):
                 raise ValueError
-        except (ValueError, TypeError, KeyError):
-            raise HTTPException(422, "client: must be 1 to 64 characters") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise HTTPException(422, "client: must be 1 to 64 ASCII letters, digits, '_', '.' and '-'") from None
         self.join(client)
         layout = [{"name": piece.name, "shape": piece.shape} for piece in self.server.layout.slices]
         return JSONResponse({"token": self.token_of(client), "layout": layout})
@@ -156,16 +176,18 @@ class Service:
         client, end = self.client_of(request), asyncio.get_running_loop().time() + POLL
         self.join(client)  # also after a crash before the round with which it would have joined
         while asyncio.get_running_loop().time() < end and not self.stopping.is_set():
-            if self.opened.is_set() and self.sent.round >= request.path_params["round"] and client in self.asked:
-                return JSONResponse({"round": self.sent.round, "lr": float(self.sent.lr)})
+            number = self.sent.round if self.opened.is_set() else -1
+            if number >= request.path_params["round"] and client in self.asked[number]:
+                return JSONResponse({"round": number, "lr": float(self.sent.lr)})
             await asyncio.sleep(0.1)
         return Response(status_code=204)
 
     async def model(self, request):
         """GET /rounds/N/model: x as little-endian float32, in the order of the layout."""
-        client, x = self.client_of(request), self.x
-        if client not in self.asked or request.path_params["round"] != self.sent.round:
-            raise HTTPException(409, "round: it is over, or does not ask this client")
+        client, number = self.client_of(request), request.path_params["round"]
+        if self.sent is None or number != self.sent.round or client not in self.asked[number]:
+            raise HTTPException(409, NOT_ASKED)
+        x = self.x
 
         async def pieces():
             for start in range(0, len(x), PIECE):
@@ -179,35 +201,68 @@ class Service:
         The client repeats the request with the same id until it gets a status below 500. `status` of the answer is
         "accepted", "held", "already counted" or "rejected" with a reason.
         """
-        client, claims = self.client_of(request), request.query_params
-        if self.open_uploads >= self.most or self.stopping.is_set() or not self.opened.is_set():
-            self.replies.labels("busy").inc()
-            raise HTTPException(503, FULL, {"retry-after": "1"})
-        self.open_uploads += 1
-        opened = self.round
+        client, number, opened = self.client_of(request), request.path_params["round"], self.round
+        if self.stopping.is_set() or not self.opened.is_set():
+            raise self.busy()
+        if client not in self.asked.get(number, ()):
+            return self.answer(Reply("rejected", NOT_ASKED))
+        if client not in self.arriving and len(self.arriving) >= self.server.limits.max_open:
+            raise self.busy()
+        before, limit = self.arriving.get(client), asyncio.timeout(None)
+        self.arriving[client] = limit
+        if before and before.when() is not None and not before.expired():
+            before.reschedule(0)  # a client has one upload: the last one
         try:
             with self.uploads.track_inprogress():
-                async with asyncio.timeout(UPLOAD):
-                    reply = await self.receive(opened, client, request.path_params["round"], claims, request.stream())
-        except (FedcoreError, ValueError, KeyError) as error:
-            if not opened.is_open:  # it closed meanwhile: the update may count in the next round
-                raise HTTPException(503, FULL, {"retry-after": "1"}) from None
-            reply = Reply("rejected", str(error))
+                async with limit:
+                    pieces = in_time(request.stream(), limit)
+                    reply = await self.receive(opened, client, number, request.query_params, pieces)
         except (TimeoutError, ClientDisconnect):
-            reply = Reply("rejected", "update: it did not arrive in time")
+            reply = Reply("rejected", "update: it did not arrive in time, or the client began another one")
+        except (RoundError, ValueError, KeyError) as error:
+            if not opened.is_open:  # it closed meanwhile: the update may count in the next round
+                raise self.busy() from None
+            reply = Reply("rejected", str(error))
+        except (FedcoreError, OSError, MemoryError) as error:  # the client is not at fault
+            self.fail(error)
+            raise self.busy() from None
         finally:
-            self.open_uploads -= 1
+            if self.arriving.get(client) is limit:
+                del self.arriving[client]
         self.arrived.set()
+        return self.answer(reply)
+
+    def answer(self, reply):
         self.replies.labels(reply.status).inc()
         return JSONResponse({"status": reply.status, "reason": reply.reason}, 200 if reply else 409)
 
-    async def receive(self, opened, client, number, claims, stream):
+    def busy(self):
+        self.replies.labels("busy").inc()
+        text = "the service is full, between two rounds, or stops; send the update again"
+        return HTTPException(503, text, {"retry-after": "1"})
+
+    async def receive(self, opened, client, number, claims, pieces):
         """Write the body to the round as it arrives: at most one piece of it is in memory twice."""
-        numbers = {"steps": int(claims["steps"]), "examples": float(claims.get("examples", 1)), "round": number}
-        incoming = await asyncio.to_thread(opened.begin, client, **numbers, update_id=claims["id"])
+        try:
+            numbers = {"steps": int(claims["steps"]), "examples": float(claims.get("examples", 1)), "round": number}
+            update_id = claims["id"]
+        except (KeyError, ValueError):
+            raise ValueError("update: needs steps (an integer), examples (a number) and id in its address") from None
+        async with self.beginning:  # in the order of arrival, because the round keeps a client's last one
+            incoming = await asyncio.to_thread(opened.begin, client, **numbers, update_id=update_id)
+        try:
+            await self.write(incoming, pieces)
+            reply = await asyncio.to_thread(incoming.done)
+        finally:
+            incoming.abandon()
+        if reply.reason.startswith("journal: "):  # the round could not write a valid update
+            raise StoreError(reply.reason)
+        return reply
+
+    async def write(self, incoming, pieces):
         tensors, rest, start = iter(self.server.layout.slices), b"", 0
         tensor = next(tensors)
-        async for piece in stream:
+        async for piece in pieces:
             piece = rest + piece if rest else piece
             numbers = np.frombuffer(piece, "<f4", len(piece) // 4)
             rest = piece[4 * len(numbers) :]
@@ -219,7 +274,8 @@ class Service:
                 some = numbers[: tensor.stop - tensor.start - start]
                 incoming.write(tensor.name, some, start)
                 start, numbers = start + len(some), numbers[len(some) :]
-        return await asyncio.to_thread(incoming.done)
+        if rest:
+            raise ValueError("update: it has more bytes than its numbers of 4 bytes")
 
     async def health(self, request):
         """GET /health: 503 if the rounds have stopped."""
@@ -257,15 +313,48 @@ class Uvicorn(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+async def in_time(stream, limit):
+    """Yield the pieces of a body. Let `limit` expire if one of them, or all together, take too long."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + UPLOAD
+    limit.reschedule(min(clock() + STALL, end))
+    async for piece in stream:
+        yield piece
+        limit.reschedule(min(clock() + STALL, end))
+    limit.reschedule(None)  # the body is whole: the round decides
+
+
+def bearer(request):
+    """Return the token of a request; raise 401 if it has none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        raise HTTPException(401, "token: missing; send the header `Authorization: Bearer TOKEN`")
+    return token
+
+
+def write_file(path, text):
+    """Write a file that only the service's user can read, durably and as a whole or not at all."""
+    part = path.with_suffix(".part")
+    with open(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
 def key_of(state):
-    """Return the service's secret, which only its user can read; make it at the first start."""
+    """Return the service's secret; make it at the first start, once the server has locked the folder."""
     path = Path(state, "key")
-    with (
-        contextlib.suppress(FileExistsError),
-        open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file,
-    ):
-        file.write(secrets.token_hex(32))
-    return bytes.fromhex(path.read_text())
+    if not path.exists():
+        write_file(path, secrets.token_hex(32))
+    if not re.fullmatch("[0-9a-f]{64}", text := path.read_text()):
+        raise ValueError(
+            f"{path}: is no key of 32 bytes; restore it, or delete it, and all clients must register again"
+        )
+    return bytes.fromhex(text)
 
 
 def main():
@@ -291,7 +380,7 @@ def main():
         policy=fedcore.RoundPolicy(half, 0.8, options.deadline, options.deadline / 20, 1.2, max_staleness=1),
         limits=fedcore.Limits(max_steps=10_000, max_examples=10**6, max_open=options.uploads),
     )
-    service = Service(server, key_of(options.state), os.environ["ENROLMENT_TOKEN"], options.cohort)
+    service = Service(server, options.state, os.environ.get("ENROLMENT_TOKEN", ""), options.cohort)
     certificate, tls_key = options.tls
     config = uvicorn.Config(
         service.app(),

@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_731,
-    "tests": 64_868,
+    "tests": 64_973,
     "fedcore": 2_791,
     "fedcore/adapters": 2_809,
     "fedcore/algorithms": 1_289,

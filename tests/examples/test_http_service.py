@@ -1,10 +1,11 @@
-"""The HTTP service: the federation's average, what a client hears, full, late, twice, killed, stopped."""
+"""The HTTP service: the federation's average, what a client hears, full, late, twice, stalled, killed, stopped."""
 
 import contextlib
 import http.client
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 FOLDER = Path(__file__).parents[2] / "examples" / "http_service"
-N = 1000
+N, WELCOME = 1000, "welcome to the rounds"
 
 
 def module(name):
@@ -37,17 +38,18 @@ Client = module("client").Client
 class Service:
     """A process of the service, which may be killed and started again."""
 
-    def __init__(self, state, **options):
+    def __init__(self, state, *, stall=60, **options):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         options = {"state": state, "port": self.port, "parameters": N, "cohort": 2} | options
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-        self.command = [sys.executable, FOLDER / "service.py", *words]
+        code = f"import service; service.STALL = {stall}; service.main()"
+        self.command = [sys.executable, "-c", code, *words]
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen(self.command, env=os.environ | {"ENROLMENT_TOKEN": "welcome"})
+        self.process = subprocess.Popen(self.command, cwd=FOLDER, env=os.environ | {"ENROLMENT_TOKEN": WELCOME})
         assert Client("127.0.0.1", self.port).ask("GET", "/health")[0] == 200
 
     def stop(self, how=signal.SIGTERM):
@@ -55,7 +57,16 @@ class Service:
         return self.process.wait()
 
     def client(self, name):
-        return Client("127.0.0.1", self.port).register(name, "welcome")
+        return Client("127.0.0.1", self.port).register(name, WELCOME)
+
+    def upload(self, client, number, update_id, body, length=4 * N):
+        """Return the connection of an upload of which only some bytes are sent."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection.putrequest("POST", f"/rounds/{number}/update?steps=1&examples=10{update_id and f'&id={update_id}'}")
+        connection.putheader("authorization", f"Bearer {client.token}")
+        connection.putheader("content-length", str(length))
+        connection.endheaders(body)
+        return connection
 
     def metrics(self):
         lines = Client("127.0.0.1", self.port).ask("GET", "/metrics")[1].decode().splitlines()
@@ -120,8 +131,26 @@ def test_what_a_client_hears(service):
         Client("127.0.0.1", running.port).register("third", "wrong")
     with pytest.raises(PermissionError, match="token"):
         Client("127.0.0.1", running.port, one.token.replace("one", "other")).next_round()
-    assert one.ask("POST", "/register", "[]", token="welcome")[0] == 422
+    with pytest.raises(PermissionError, match="token"):
+        sent(Client("127.0.0.1", running.port, "one.00"), 0, 1)
+    wrong = {
+        "[]": 422,
+        "[" * 4000: 422,
+        '{"client": "%s"}' % ("a" * 65): 422,
+        '{"client": "\u6771"}': 422,
+        " " * 5000: 413,
+    }
+    for body, status in wrong.items():
+        assert one.ask("POST", "/register", body.encode(), token=WELCOME)[0] == status
+    plain = running.opened(http.client.HTTPConnection("127.0.0.1", running.port))
+    plain.request("POST", "/register", '{"client": "third"}', {"authorization": WELCOME})
+    assert plain.getresponse().status == 401
     assert one.next_round()[0]["round"] == 0
+    for update_id, more, reason in (("", b"", "id"), ("more", b"xyz", "more bytes")):
+        body = bytes(4 * N) + more
+        answer = running.opened(running.upload(one, 0, update_id, body, len(body))).getresponse()
+        assert answer.status == 409
+        assert reason in json.loads(answer.read())["reason"].split(": ", 1)[1]
     assert "more numbers" in one.send(0, np.ones(N + 1), steps=1, examples=1)["reason"]
     assert "parts are missing" in one.send(0, np.ones(N - 1), steps=1, examples=1)["reason"]
     for wrong in ({"steps": 0}, {"examples": -1}, {"steps": "many"}):
@@ -154,11 +183,7 @@ def test_full_and_a_stop_during_an_upload(service):
     running = service(uploads=1)
     one, other = running.client("one"), running.client("other")
     assert other.next_round()[0]["round"] == 0
-    slow = running.opened(http.client.HTTPConnection("127.0.0.1", running.port))
-    slow.putrequest("POST", "/rounds/0/update?steps=1&examples=10&id=slow")
-    slow.putheader("authorization", f"Bearer {other.token}")
-    slow.putheader("content-length", str(4 * N))
-    slow.endheaders(bytes(2 * N))
+    slow = running.opened(running.upload(other, 0, "slow", bytes(2 * N)))
     while not running.metrics()["http_uploads_open"]:
         pass
     one.patience = 0
@@ -183,3 +208,95 @@ def test_a_round_ends_at_its_deadline(service):
     assert sent(two, 0, 7, update_id="late")["status"] == "held"  # it counts in round 1
     assert one.next_round(2)[0]["round"] == 2
     assert sent(two, 0, 7, update_id="later")["status"] == "rejected"
+
+
+def test_only_the_asked_clients_count(service):
+    running = service(deadline=3)
+    clients = [running.client("a")]
+    assert clients[0].ask("GET", "/rounds/0/model")[0] == 409  # before the first round
+
+    def wait_for(number):
+        shown = {"round": -1}
+        while shown["round"] < number or not shown["open"]:
+            shown = json.loads(clients[0].ask("GET", "/health")[1])
+        return [one for one in clients if one.ask("GET", f"/rounds/{number}/model")[0] == 200]
+
+    clients.append(running.client("b"))
+    assert wait_for(0) == clients
+    clients += [running.client(name) for name in "cdefgh"]
+    for one in clients[:2]:
+        assert sent(one, 0, 1)["status"] == "held"
+    asked = wait_for(1)
+    others = [one for one in clients if one not in asked]
+    assert len(asked) == 3
+    assert all(sent(one, 1, 1e6)["status"] == "rejected" for one in others)
+    assert sent(asked[0], 1, 1)["status"] == "held"
+    wait_for(2)
+    running.stop(signal.SIGKILL)
+    running.start()
+    wait_for(2)
+    assert all(sent(one, 1, 1e6)["status"] == "rejected" for one in others)
+    assert sent(asked[1], 1, 1)["status"] == "held"  # it is late, and was asked before the crash
+    x = wait_for(3)[0].next_round(3)[1]
+    np.testing.assert_allclose(x, 1, rtol=1e-6)
+
+
+def test_stalled_uploads_of_a_client_keep_no_one_out(service):
+    running = service(uploads=1, stall=2)
+    one, other = running.client("one"), running.client("other")
+    assert one.next_round()[0]["round"] == 0
+    stalled = []
+    for number in range(2):
+        stalled.append(running.opened(running.upload(one, 0, str(number), bytes(N))))
+        while running.metrics()["http_uploads_open"] != 1:
+            pass
+    assert stalled[0].getresponse().status == 409  # the second one took its place
+    assert sent(other, 0, 1)["status"] == "held"  # the second one has stalled for too long
+    assert stalled[1].getresponse().status == 409
+    assert sent(one, 0, 3)["status"] == "held"
+    np.testing.assert_allclose(one.next_round(1)[1], 2, rtol=1e-6)
+
+
+def test_a_full_disk_ends_the_service_and_loses_no_update(service):
+    running = service()
+    one, other = running.client("one"), running.client("other")
+    assert one.next_round()[0]["round"] == 0
+    assert sent(one, 0, 1)["status"] == "held"
+    resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+    answer = running.opened(running.upload(other, 0, "a", bytes(4 * N))).getresponse()
+    assert answer.status == 503
+    assert b"server" not in answer.read()  # the path of the folder
+    running.process.wait(60)
+    running.start()
+    assert sent(other, 0, 3, update_id="a")["status"] == "held"
+    np.testing.assert_allclose(one.next_round(1)[1], 2, rtol=1e-6)
+
+
+def test_a_service_without_secrets_does_not_start(tmp_path):
+    code = "import resource, service; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); service.key_of({!r})"
+    full = subprocess.run([sys.executable, "-c", code.format(str(tmp_path))], cwd=FOLDER, capture_output=True)
+    assert b"OSError" in full.stderr
+    key_of = module("service").key_of
+    key = key_of(tmp_path)
+    assert len(key) == 32
+    assert key_of(tmp_path) == key
+    assert (tmp_path / "key").stat().st_mode & 0o77 == 0
+    for content in ("", "ab", "ab" * 31, "x" * 64):
+        (tmp_path / "key").write_text(content)
+        with pytest.raises(ValueError, match="32 bytes"):
+            key_of(tmp_path)
+    for token in ({}, {"ENROLMENT_TOKEN": ""}, {"ENROLMENT_TOKEN": "15 characters.."}):
+        environment = {name: value for name, value in os.environ.items() if name != "ENROLMENT_TOKEN"} | token
+        command = [
+            sys.executable,
+            FOLDER / "service.py",
+            "--state",
+            tmp_path / "new",
+            "--port",
+            "0",
+            "--parameters",
+            "9",
+        ]
+        ended = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+        assert ended.returncode
+        assert b"16 characters" in ended.stderr

@@ -179,8 +179,9 @@ __device__ inline float statistic_of(const float* s, int rows, const Statistic& 
     }
     const int nearest = static_cast<int>(of.nearest);
     const double twice = at((rows - 1) / 2) + at(rows / 2);
-    int low = 0, high = 0;  // where the choice of the lower values starts, and that of the higher ones
-#pragma unroll 1  // more registers would spill
+    // Where the choice of the lower values starts, and that of the higher ones. Unrolled loops would spill registers.
+    int low = 0, high = 0;
+#pragma unroll 1
     for (int i = 0; i + nearest < rows; ++i) {
         const double both = at(i) + at(i + nearest);
         low += both < twice ? 1 : 0;
