@@ -50,6 +50,7 @@ REGISTRY: Registry[type[Algorithm]] = Registry(
 """The methods by name."""
 REGISTRY.composed["FedBuff"] = "FedAvg('uniform') with policy=RoundPolicy(buffer=K, max_staleness=S, discount=0.5)"
 REGISTRY.composed["CA2FL"] = "FedVARP() with policy=RoundPolicy(buffer=K, max_staleness=S)"
+REGISTRY.composed["DiLoCo"] = "FedAvg() with optimizer=Nesterov()"
 REGISTRY.composed |= {f"Fed{one}": f"FedAvg() with optimizer={one}()" for one in ("Adagrad", "Adam", "Yogi")}
 
 

@@ -50,7 +50,12 @@ def test_unknown_names():
         named("FedAvgg")
     with pytest.raises(fedcore.errors.UnknownNameError, match=r"^weights\b.*'examples'"):
         named("FedAvg", weights="example")
-    for name, due in {"fedbuff": "RoundPolicy", "CA2FL": "FedVARP", "FedAdam": "Adam", "FedBuf": "'FedBuff'"}.items():
+    for name, due in {
+        "fedbuff": "RoundPolicy",
+        "CA2FL": "FedVARP",
+        "DiLoCo": "Nesterov",
+        "FedBuf": "'FedBuff'",
+    }.items():
         with pytest.raises(fedcore.errors.UnknownNameError, match=due):
             fedcore.Server(np.zeros(3, np.float32), name, clients=3, lr=0.1)
     with pytest.raises(fedcore.errors.UnknownNameError, match=r"^((?!did you mean).)*$"):

@@ -17,10 +17,10 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_731,
-    "tests": 64_973,
+    "tests": 64_978,
     "fedcore": 2_791,
     "fedcore/adapters": 2_809,
-    "fedcore/algorithms": 1_289,
+    "fedcore/algorithms": 1_290,
     "fedcore/cli": 1_310,
     "fedcore/cluster": 2_154,
     "fedcore/kernels": 505,
