@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_731,
-    "tests": 64_978,
+    "tests": 64_988,
     "fedcore": 2_791,
     "fedcore/adapters": 2_809,
     "fedcore/algorithms": 1_290,

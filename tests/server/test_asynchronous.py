@@ -219,6 +219,18 @@ def test_only_the_deadline_depends_on_the_clock(monkeypatch):
     assert list(server.clients) == [0, 1, "new", "newer"]
 
 
+def test_a_deadline_does_not_close_a_buffer_whose_rule_leaves_too_few(monkeypatch):
+    now = [1e6]
+    monkeypatch.setattr(report, "monotonic", lambda: now[0])
+    policy = RoundPolicy(buffer=9, deadline=10, min_clients=3)
+    server = Server(numbers(0), clients=5, lr=0.1, policy=policy, aggregation=[RejectLong(5)])
+    sent = [Update(client, numbers(value), 1, round=0) for client, value in enumerate((1, 2, 1e5, 1))]
+    assert server.push(sent[:3]) == []
+    now[0] += 11
+    [closed] = server.push(sent[3:4])  # of the first three, the rule leaves two
+    assert (closed.closed, closed.accepted, [client for client, _ in closed.rejected]) == ("deadline", (0, 1, 3), [2])
+
+
 def test_threads_push_into_one_buffer():
     server = Server(numbers(0), FedAvg("uniform"), 4, lr=0.1, policy=RoundPolicy(buffer=7, max_staleness=100))
     reports = []
