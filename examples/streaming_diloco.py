@@ -1,6 +1,6 @@
 """Streaming DiLoCo: four workers train a small transformer, and send its five fragments in turn.
 
-Each worker takes AdamW steps on the documentation of its own modules of Python. The server keeps a Nesterov momentum
+Each worker takes AdamW steps on the documentation of different modules of Python. The server keeps a Nesterov momentum
 for each fragment. DiLoCo, which sends the whole model at once, takes as many steps and sends as many bytes.
 """
 

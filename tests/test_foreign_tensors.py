@@ -329,7 +329,7 @@ def test_every_tensor_gives_its_numbers_or_an_error_that_names_it(door, seed):
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.endurance)])
 def test_every_view_at_an_offset_gives_its_numbers_or_an_error(stride):
-    """In a process of its own, since a tensor without memory has an address near 0 there; each door has some makers."""
+    """In a separate process, since a tensor without memory has an address near 0 there; each door has some makers."""
     run = subprocess.run([sys.executable, "-m", __name__, str(stride)], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
 

@@ -263,7 +263,7 @@ class PrivateMean(Scale, Combine):
             ledger: the ledger before the round; this rule is ``at`` it.
             round: the round's number, for ``seed``.
             n, first: the length of the whole sum, if this is a slice of it, and the index of the first element. Each
-                slice has a key of its own. With ``seed`` all have one, and draw the numbers before ``first`` too.
+                slice has a different key. With ``seed`` all have one, and draw the numbers before ``first`` too.
 
         Raises:
             RangeError: the round has more than 2^19 updates.

@@ -52,7 +52,7 @@ def same(one, many, clients=None, *, opened_again=False):
 
 
 def audited(server):
-    """The documents without the time and what follows from it."""
+    """The documents without the time, and without the digests and signatures that depend on it."""
     varying = ("finished", "previous", "signature")
     return [{k: value for k, value in document.items() if k not in varying} for document in server.audit_log()]
 

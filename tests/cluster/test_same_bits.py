@@ -599,7 +599,7 @@ def test_masked_sums():
 
 @pytest.mark.parametrize(("quantile", "masked"), [(None, False), (0.5, False), (None, True)])
 def test_private_rounds(tmp_path, quantile, masked):
-    """With a seed, the bits of one server; without, each shard draws noise of its own, of the whole sum's deviation."""
+    """With a seed, the bits of one server; without, each shard draws different noise of that deviation."""
     options = dict(clip=40.0, noise=0.5, expected=4, quantile=quantile)
     compute = {"accumulator": "exact"} if masked else {}
 

@@ -52,7 +52,7 @@ def figures(folder):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The folder of a run by dotted names, in a process of its own."""
+    """The folder of a run by dotted names, in a separate process."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     fedcore("run", HOUSE / "experiment.toml", "--workers", 1, "--out", folder)
     return folder

@@ -212,7 +212,7 @@ def without_rest(squares):
 
 
 def as_if_not_sent(partial):
-    """The sum of all groups, of which the last one is said to have no sender."""
+    """The sum of all groups, and a message that names no sender for the last one."""
     squares = without_rest(partial.group_squares)
     return replace(partial, group_squares=squares, squares=sum(np.maximum(squares, 0)))
 
