@@ -316,9 +316,8 @@ class GroupedState(State):
         for i, ((name, group), (sums, cohort)) in enumerate(zip(self.groups.items(), cohorts, strict=True)):
             group.newcomers.accepted = None if fixed else batch.clients
             step = group.prepare(sums, cohort, {})
-            if not (
-                fixed or len(cohort) or sums.ledger
-            ):  # noise is a step, and must not show whether clients took part
+            # Noise is a step, so that no one sees whether clients took part.
+            if not (fixed or len(cohort) or sums.ledger):
                 step = step._replace(after=step.after._replace(idle=step.after.idle + 1))
             offset = group.shared_offset()
             found = Diagnosis(group.settings, group.store, step, cohort, offset, group.reducer).measure()
