@@ -502,7 +502,18 @@ class Settings:
     @cached_property
     def steps_by_mean(self) -> bool:
         """Whether a round only moves x along the weighted mean of h, and no rule can reject a finite update."""
-        algorithm, layout, kind = self.algorithm, self.layout, type(self.algorithm)
+        layout = self.layout
+        return (
+            self.takes_plain_mean
+            and not (layout.narrow or layout.n > layout.n_parameters or self.is_exact or self.audit)
+            and (self.averages_models or self.server_lr is not None)
+            and self.limits.max_norm is None
+        )
+
+    @cached_property
+    def takes_plain_mean(self) -> bool:
+        """Whether x' = x - gamma v, and v is the mean of all accepted h_i with the weights of a ``WeightedMean``."""
+        algorithm, kind = self.algorithm, type(self.algorithm)
         members = ("step", "weigh", "weighs_claims", "moves", "sums", "hides_mean")  # a subclass may override them
         return (
             issubclass(kind, WeightedMean)
@@ -510,12 +521,9 @@ class Settings:
             and (algorithm.row, algorithm.adds) == (NOTHING, H)
             and algorithm.direction == replace(Direction(), mu=algorithm.direction.mu)
             and not (algorithm.keeps_total or algorithm.sums_changes or algorithm.needs_shares)
-            and not (layout.narrow or layout.n > layout.n_parameters or self.is_exact or self.audit)
             and self.optimizer is None
             and not self.max_staleness
-            and (self.averages_models or self.server_lr is not None)
             and self.rules.is_plain
-            and self.limits.max_norm is None
         )
 
     @cached_property

@@ -32,6 +32,7 @@ from fedcore.server import Report, Round, Server, Update
 from fedcore.server.folder import checkpoint_errors
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove
+from fedcore.store.registry import canonical
 from fedcore.store.slots import Codec
 from fedcore.validation import absolute, as_integer, check_number, rejection_reason
 
@@ -81,7 +82,8 @@ class Method(Job, Postprocessor, SumAggregator):
         **options: Any,
     ) -> None:
         self._prepare("pfl", algorithm, {**options, "lr": lr})
-        self._users, self._steps_of = list(users), steps
+        self._users, self._steps_of = [canonical(user) for user in users], steps
+        self._due: int | None = None  # pfl's next iteration, if the method has seen one
         self._round: Round | None = None
         self._early: list[Update] = []  # copies, until two users agree on the model's tensors
         self._unreadable: list[tuple[str, str]] = []
@@ -95,12 +97,14 @@ class Method(Job, Postprocessor, SumAggregator):
 
     def _taken(self, stats: Any, user_context: UserContext) -> bool:
         steps = self._steps_of(user_context) if callable(self._steps_of) else self._steps_of
-        user = user_context.user_id
+        if (user := user_context.user_id) is None:
+            raise RangeError("users: user_id is None, as in pfl's ArtificialFederatedDataset; use a FederatedDataset")
         try:  # pfl's strategies set the weight to 1 or to the number of datapoints
-            keep = bool(stats.weight != 1)  # the quotient is new memory, but pfl may reuse its own tensors' memory
-            check_number("examples", float(stats.weight), "(0, inf)")  # so that a NaN never reaches pfl's own sums
-            examples = as_integer(stats.weight)
-            update = Update(user, _mean(stats), steps=steps, examples=examples, kind="delta", keep=keep)
+            weight = float(stats.weight)
+            keep = weight != 1  # the quotient is new memory, but pfl may reuse its own tensors' memory
+            check_number("examples", weight, "(0, inf)")  # so that a NaN never reaches pfl's own sums
+            tensors = _mean(stats, weight)
+            update = Update(user, tensors, steps=steps, examples=as_integer(weight), kind="delta", keep=keep)
             shapes = _shapes(update)
             if self.server is None:
                 update = deepcopy(update)._replace(keep=True)
@@ -148,10 +152,10 @@ class Method(Job, Postprocessor, SumAggregator):
         if stats is not None:
             _require_same(self._kept, stats)
         self._given = self._kept = _marked(NOTHING)
-        self._check(central_context, aggregate_metrics)
         rejected, self._unreadable = self._unreadable, []
         if len(self._early) == 1:
             self._start(_shapes(self._early[0]))
+        self._check(central_context, aggregate_metrics)
         rejected += [(str(update.client), "statistics: no two users have the same tensors") for update in self._early]
         self._early = []
         if self._round is None and not rejected:
@@ -173,28 +177,36 @@ class Method(Job, Postprocessor, SumAggregator):
 
     def _check(self, context: CentralContext | None, metrics: Metrics | None) -> None:
         """Raise an error if the settings of pfl's iteration do not fit the method."""
-        name = type(self._algorithm).__name__
+        iteration, due = getattr(context, "current_central_iteration", 0), self._due
+        self._due, server, name = iteration + 1, self.server, type(self._algorithm).__name__
+        if server is None:
+            return
+        is_mean = server.averages_models and server.settings.takes_plain_mean
         is_noisy = any(getattr(metric, "is_local_privacy", None) is False for metric, _ in metrics or ())
-        if is_noisy and self._algorithm.keeps_rows:
+        if is_noisy and not (is_mean and self._algorithm.weighs_claims):
+            why = "returns another sum than that of the users' statistics with these options"
+            if self._algorithm.keeps_rows:
+                why = "keeps a row of each user, which counts in every later iteration"
             raise RangeError(
-                f"algorithm: {name} keeps a row of each user, which counts in every later iteration; pfl's central "
-                "privacy mechanisms account for the users of one iteration, so use FedAvg"
+                f"algorithm: {name} {why}; pfl's central privacy mechanisms account for the sum over the users of one "
+                "iteration, so use FedAvg() without aggregation, optimizer and server_lr"
+            )
+        if is_mean or context is None:
+            return
+        if iteration != server.round_number if due is None else iteration < due:
+            LOGGER.warning(
+                "pfl continues with iteration %d, and the method's server with round %d, so that what it keeps between "
+                "rounds is of other iterations; resume with the storage= of that run, or begin a run with a new Method",
+                iteration,
+                server.round_number,
             )
         lr = getattr(getattr(context, "model_train_params", None), "local_learning_rate", None)
-        if context is None or lr is None or self.server is None or self.server.averages_models:
+        if lr is None or server.averages_models:
             return
-        if not math.isclose(lr, own := rate_at(self.server.settings.lr, self.server.round_number), rel_tol=1e-6):
+        if not math.isclose(lr, own := rate_at(server.settings.lr, server.round_number), rel_tol=1e-6):
             raise RangeError(
                 f"lr: users train with local_learning_rate={lr}, and {name} has lr={own} in round "
-                f"{self.server.round_number}; pass the same rate, or the same schedule as a function of the round"
-            )
-        iteration = context.current_central_iteration
-        if not self.reports and iteration > self.server.round_number:
-            LOGGER.warning(
-                "pfl continues with iteration %d, and the method's server with round %d, so that rows of earlier "
-                "iterations are missing; pass the storage= of the earlier run",
-                iteration,
-                self.server.round_number,
+                f"{server.round_number}; pass the same rate, or the same schedule as a function of the round"
             )
 
 
@@ -206,7 +218,8 @@ def _marked(stats: Any) -> tuple[Any, ...]:
 def _require_same(marked: tuple[Any, ...], stats: Any, *, is_copy: bool = False) -> None:
     """Raise RangeError if statistics that went through pfl's other postprocessors were changed."""
     weight, tensors = marked
-    same = stats.weight == weight and [*stats.keys()] == [name for name, _, _ in tensors]
+    number = np.float32 if is_copy else float  # the weight of pfl's copy is a float32
+    same = number(float(stats.weight)) == number(float(weight)) and [*stats.keys()] == [name for name, _, _ in tensors]
     if same and is_copy:
         same = all(np.array_equal(_array(x), _array(stats[name]), equal_nan=True) for name, x, _ in tensors)
     elif same:
@@ -214,7 +227,7 @@ def _require_same(marked: tuple[Any, ...], stats: Any, *, is_copy: bool = False)
     if not same:
         raise RangeError(
             "postprocessors: one after fedcore's Method changed the statistics, which the server has added already; "
-            "put Method last in the list"
+            "put Method last in the list, and pass the same object as aggregator too"
         )
 
 
@@ -223,11 +236,11 @@ def _array(x: Any) -> np.ndarray[Any, Any]:
     return as_array("statistics", to_host(read_leaf("statistics", x)))
 
 
-def _mean(stats: Any) -> dict[str, Any]:
+def _mean(stats: Any, weight: float) -> dict[str, Any]:
     delta = {str(name): read_leaf(str(name), tensor) for name, tensor in stats.items()}
     if not delta:
         raise ArrayError("statistics: has no tensors")
-    return delta if stats.weight == 1 else {name: tensor / stats.weight for name, tensor in delta.items()}
+    return delta if weight == 1 else {name: tensor / weight for name, tensor in delta.items()}
 
 
 def _shapes(update: Update) -> dict[str, tuple[int, ...]]:

@@ -78,7 +78,7 @@ class Population:
         """Return the population of a new server; ``needed``: whether the method weights by shares."""
         if client_sizes is None:
             if needed and len(registry):
-                raise RangeError("clients: the method needs numbers of examples; pass them as a mapping {id: n_k}")
+                raise RangeError("clients: the method needs sizes n_k; pass {id: n_k}, or an adapter's client_sizes")
             return cls()
         if len(client_sizes) != len(registry):
             raise RangeError(

@@ -65,6 +65,9 @@ def run(
     params=NNAlgorithmParams,
     optimizer=None,
     own=None,
+    users=None,
+    postprocessors=None,
+    aggregator=None,
     lr=LR,
     cohort=3,
     validation=None,
@@ -77,9 +80,9 @@ def run(
     net = Net()
     central = (optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=1.0)))(net.parameters())
     model = PyTorchModel(net, torch.optim.SGD, central)
-    users = FederatedDataset(user, get_user_sampler("minimize_reuse", USERS))
-    processors = [*before, *([own] if own is not None else []), *after]
-    backend = SimulatedBackend(users, users, postprocessors=processors, aggregator=own)
+    users = users or FederatedDataset(user, get_user_sampler("minimize_reuse", USERS))
+    processors = [*before, *([own] if own is not None else []), *after] if postprocessors is None else postprocessors
+    backend = SimulatedBackend(users, users, postprocessors=processors, aggregator=aggregator or own)
     how = {"central_num_iterations": ITERATIONS, "evaluation_frequency": 1, "train_cohort_size": cohort} | more
     train = NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=lr, local_batch_size=None)
     algorithm = algorithm or FederatedAveraging()
