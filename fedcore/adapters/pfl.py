@@ -43,7 +43,7 @@ NOTHING = MappedVectorStatistics({}, weight=1.0)
 
 
 class Method(Job, Postprocessor, SumAggregator):
-    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent for pfl's FederatedAveraging, in one process.
+    """FedAvg, MIFA, MimiC, or another method of plain local steps for pfl's FederatedAveraging, in one process.
 
     Pass it as postprocessor, which gets each update with its user's id, and as aggregator:
     ``SimulatedBackend(train, val, postprocessors=[method], aggregator=method)``. An unreadable or infinite update is
@@ -52,17 +52,19 @@ class Method(Job, Postprocessor, SumAggregator):
 
     Postprocessors that change statistics stand before the method in the list; a change after it is an error. pfl's
     central optimizer gets x' - x, so SGD with rate 1 takes the method's step. The statistics that the method returns
-    are x' - x times the weights of the accepted users, as pfl's sum is, so that noise for the sum has its scale. A
-    callback may change the central model: the method's rows are differences from the model that users got.
+    are x' - x times the weights of the accepted users. With ``FedAvg()`` this is pfl's sum, to which a central privacy
+    mechanism may add its noise; other methods, rules, optimizers and server rates are then an error. A callback may
+    change the central model: the method's rows are differences from the model that users got.
 
     Args:
         algorithm: one of ``fedcore.algorithms`` whose clients take plain steps, or its name.
-        users: the ids of the whole population. A cohort must not contain a user twice; pfl's sampler "minimize_reuse"
-            draws without replacement.
+        users: the ids of the whole population. A user counts once in a cohort; pfl's sampler "minimize_reuse" draws
+            without replacement.
         lr: the rate of the local steps, the same for all steps of a round.
         steps: K, the number of local steps of every user, or a function of pfl's UserContext.
-        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` (or a ``ServerOptions`` as
-            ``options``), such as ``storage`` and ``limits``, except ``policy``: pfl waits for all clients.
+        options: ``client_sizes`` (n_k by id, which limit the statistics' weights), and further arguments of
+            ``fedcore.Server`` (or a ``ServerOptions`` as ``options``), such as ``storage`` and ``limits``, except
+            ``policy``: pfl waits for all clients.
             ``abort_after``: the run ends with an error after this many iterations in a row that accepted no update
             (default: 3; None: it continues), or if no iteration of a shorter run accepted one.
 
@@ -70,6 +72,11 @@ class Method(Job, Postprocessor, SumAggregator):
         server: the ``fedcore.Server``; None until two users agree on the tensors, or a round ends. Its x starts at zero
             and is the sum of the steps.
         reports: the ``Report`` of each central iteration.
+
+    Raises:
+        RangeError: the method needs more than plain steps; or in the run: users have no ids, a postprocessor after the
+            method changed statistics, or the local rate or a privacy mechanism does not fit the method.
+        UnknownClientError: an entry of ``users`` is not an id.
     """
 
     def __init__(
