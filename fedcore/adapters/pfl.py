@@ -225,7 +225,7 @@ def _marked(stats: Any) -> tuple[Any, ...]:
 def _require_same(marked: tuple[Any, ...], stats: Any, *, is_copy: bool = False) -> None:
     """Raise RangeError if statistics that went through pfl's other postprocessors were changed."""
     weight, tensors = marked
-    number = np.float32 if is_copy else float  # the weight of pfl's copy is a float32
+    number: Callable[[float], Any] = np.float32 if is_copy else float  # the weight of pfl's copy is a float32
     same = number(float(stats.weight)) == number(float(weight)) and [*stats.keys()] == [name for name, _, _ in tensors]
     if same and is_copy:
         same = all(np.array_equal(_array(x), _array(stats[name]), equal_nan=True) for name, x, _ in tensors)
