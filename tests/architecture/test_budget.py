@@ -17,9 +17,9 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_731,
-    "tests": 64_988,
+    "tests": 65_021,
     "fedcore": 2_791,
-    "fedcore/adapters": 2_809,
+    "fedcore/adapters": 2_821,
     "fedcore/algorithms": 1_290,
     "fedcore/cli": 1_310,
     "fedcore/cluster": 2_154,

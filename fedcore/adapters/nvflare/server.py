@@ -29,7 +29,8 @@ from fedcore.adapters.nvflare.client import KEY
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import as_optimizer
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RangeError, RoundError
-from fedcore.options import LARGEST, PLAIN_DICT, Compute, Limits, RoundPolicy, ServerOptions, Storage
+from fedcore.options import LARGEST, PLAIN_DICT, Compute, Limits, RoundPolicy, ServerOptions, Storage, describe
+from fedcore.rules import Rule
 from fedcore.sampling import without_replacement
 from fedcore.server import Broadcast, Report, Round, Server, Update
 from fedcore.store.registry import ClientId
@@ -40,10 +41,18 @@ MOST_METRICS = 1000
 
 
 def _marked(value: Any) -> Any:
-    """Mark a mapping with "path" or "name", so that NVFlare does not import a class for it."""
+    """Mark a mapping with "path" or "name", so that NVFlare does not import a class for it.
+
+    Rules in a list become mappings too, since NVFlare's configuration takes no objects in a list.
+    """
     if isinstance(value, Mapping) and value.keys() & {"path", "name"}:
         return {PLAIN_DICT: "dict", **value}
-    return value
+    return [_as_mapping(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _as_mapping(rule: Any) -> Any:
+    found = describe("aggregation", rule) if isinstance(rule, Rule) else None
+    return {"name": found["name"], **found["options"]} if found and found["name"] else rule
 
 
 class Component(session.Job):
