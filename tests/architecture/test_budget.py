@@ -17,9 +17,9 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_731,
-    "tests": 65_086,
+    "tests": 65_119,
     "fedcore": 2_797,
-    "fedcore/adapters": 2_822,
+    "fedcore/adapters": 2_834,
     "fedcore/algorithms": 1_290,
     "fedcore/cli": 1_310,
     "fedcore/cluster": 2_154,

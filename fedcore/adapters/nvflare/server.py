@@ -29,7 +29,8 @@ from fedcore.adapters.nvflare.client import KEY
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import as_optimizer
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RangeError, RoundError
-from fedcore.options import LARGEST, PLAIN_DICT, Compute, Limits, RoundPolicy, ServerOptions, Storage
+from fedcore.options import LARGEST, PLAIN_DICT, Compute, Limits, RoundPolicy, ServerOptions, Storage, describe
+from fedcore.rules import Rule
 from fedcore.sampling import without_replacement
 from fedcore.server import Broadcast, Report, Round, Server, Update
 from fedcore.store.registry import ClientId
@@ -40,10 +41,18 @@ MOST_METRICS = 1000
 
 
 def _marked(value: Any) -> Any:
-    """Mark a mapping with "path" or "name", so that NVFlare does not import a class for it."""
+    """Mark a mapping with "path" or "name", so that NVFlare does not import a class for it.
+
+    Rules in a list become mappings too, since NVFlare's configuration takes no objects in a list.
+    """
     if isinstance(value, Mapping) and value.keys() & {"path", "name"}:
         return {PLAIN_DICT: "dict", **value}
-    return value
+    return [_as_mapping(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _as_mapping(rule: Any) -> Any:
+    found = describe("aggregation", rule) if isinstance(rule, Rule) else None
+    return {"name": found["name"], **found["options"]} if found and found["name"] else rule
 
 
 class Component(session.Job):
@@ -514,9 +523,18 @@ class Aggregator(Component, ModelAggregator):
         return _result(self.server, report, metrics)
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Do as ``accept_model``, for a result of ScatterAndGather from a client that NVFlare authenticated."""
+        """Do as ``accept_model``, for a result of ScatterAndGather from a client that NVFlare authenticated.
+
+        A result of another round is ignored, as by NVFlare's own aggregators.
+        """
         self.fl_ctx = fl_ctx
-        return self._add(_sender(shareable, fl_ctx), lambda: FLModelUtils.from_shareable(shareable, fl_ctx))
+        name, started, now = _sender(shareable, fl_ctx), None, fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
+        with suppress(Exception):  # the headers are malformed
+            started = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND)
+        if type(started) is int and now is not None and started != now:
+            self._warn(f"{name}: ignored a result of round {started}, since it came in round {now}")
+            return False
+        return self._add(name, lambda: FLModelUtils.from_shareable(shareable, fl_ctx))
 
     def _add(self, name: Any, read: Callable[[], FLModel]) -> bool:
         opened = self._opened()
@@ -580,7 +598,10 @@ def _result(server: Server, report: Report, metrics: Mapping[Any, Mapping[str, f
     shown = report.weights.tolist() or [1.0] * len(report.accepted)  # a private round does not report them
     weights = dict(zip(report.accepted, shown, strict=True))
     mean = mean_metrics([(weights[name], own) for name, own in metrics.items() if name in weights])
+    # NVFlare sends the meta to all sites, so its records get the sites' metrics from the results, and not from here.
+    records = {"metric_source": "client_reported_flmodel_metrics", "use_contribution_sites": True}
     meta = {"nr_aggregated": len(report.accepted), "current_round": report.round}
+    meta |= {AppConstants.METRICS_AGGREGATION_INFO: records}
     return FLModel(params_type=ParamsType.FULL, params=server.tensors(), metrics=mean, meta=meta)
 
 

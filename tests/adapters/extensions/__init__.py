@@ -9,11 +9,12 @@ CASES = {
     "nvflare": _named(
         ("aggregator", "controller"),
         "nothing, Checkpoint, Sampling, Drawn, Config, ChangedModel, ChangedInPlace, ChangedUpdate, "
-        "AFTER_AGGREGATION, IntimeModelSelector, PercentilePrivacy, SVTPrivacy, filter of tasks",
+        "AFTER_AGGREGATION, IntimeModelSelector, MetricsArtifactWriter, PercentilePrivacy, SVTPrivacy, filter of tasks",
     )
     | _named(
         ("aggregator",),
-        "OwnRun, stop_cond, patience, model, subclass of the aggregator, ScatterAndGather, shareable generator",
+        "OwnRun, stop_cond, patience, model, subclass of the aggregator, ScatterAndGather, late results, "
+        "shareable generator",
     ),
     "pfl": _named(
         ("method",),

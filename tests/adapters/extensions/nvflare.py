@@ -30,6 +30,7 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.shareablegenerators.full_model_shareable_generator import FullModelShareableGenerator
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.widgets.intime_model_selector import IntimeModelSelector
+from nvflare.app_common.widgets.metrics_artifact_writer import MetricsArtifactWriter
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.fuel.utils import fobs
@@ -104,6 +105,24 @@ class Calls(WFCommSpec):
         self.asked = []
 
 
+class Late(Calls):
+    """Before its result of a round, each site's result of the round before arrives once more.
+
+    NVFlare passes it to the workflow as that of a task that has ended.
+    """
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.last = {}
+
+    def _ask(self, client_task, context, peer):
+        client = client_task.client
+        if (last := self.last.get(client.name)) is not None:
+            self.controller.process_result_of_unknown_task(client, client_task.task.name, "ended", last, context)
+        super()._ask(client_task, context, peer)
+        self.last[client.name] = wired(peer.get_prop(FLContextKey.SHAREABLE))
+
+
 def wired(shareable):
     """A message after its way over the wire."""
     return fobs.loads(fobs.dumps(shareable))
@@ -112,7 +131,7 @@ def wired(shareable):
 class Federation:
     """A run of a workflow; ``control_flow`` as NVFlare's server calls it. A panic is an AssertionError."""
 
-    def __init__(self, workflow, sites=None, *, results=(), tasks=(), **components):
+    def __init__(self, workflow, sites=None, *, results=(), tasks=(), calls=Calls, **components):
         self.persistor, self.panics = Memory(), []
         self.components = {"persistor": self.persistor, **components}
         self.workflow = workflow
@@ -121,7 +140,7 @@ class Federation:
         self.sites = sites or {name: site(i) for i, name in enumerate(NAMES)}
         manager = FLContextManager(self, "server", "job")
         self.new_context = manager.new_context
-        workflow.set_communicator(Calls(self.sites, results, tasks))
+        workflow.set_communicator(calls(self.sites, results, tasks))
 
     def get_clients(self):
         return [SimpleNamespace(name=name) for name in self.sites]
@@ -310,14 +329,14 @@ def flat(models):
     return np.concatenate([np.ravel(model[name]) for model in models for name in model])
 
 
-def gathered(side, generator):
+def gathered(side, generator=FullModelShareableGenerator, **how):
     """ScatterAndGather with a generator of models."""
     aggregator = (
         Aggregator("FedAvg") if side != "theirs" else InTimeAccumulateWeightedAggregator(expected_data_kind="WEIGHTS")
     )
     names = {"persistor_id": "persistor", "aggregator_id": "sum", "shareable_generator_id": "generator"}
     made = ScatterAndGather(3, ROUNDS, wait_time_after_min_received=0, snapshot_every_n_rounds=0, **names)
-    federation = Federation(made, sum=aggregator, generator=generator())
+    federation = Federation(made, sum=aggregator, generator=generator(), **how)
     federation.run()
     return [flat(federation.persistor.saved)]
 
@@ -338,6 +357,19 @@ def selected(side):
 
     run(side, components={"selector": IntimeModelSelector(key_metric="accuracy"), "best": Best()})
     return [flat(best), np.array([len(best)])]
+
+
+def written(side):
+    """The metrics and the weight of each site in NVFlare's file of the rounds."""
+    found = []
+
+    class Records(MetricsArtifactWriter):
+        def _append_round_record(self, fl_ctx, record):
+            for one in sorted(record["sites"], key=lambda site: site["name"]):
+                found.append([record["round"], one["metrics"][0]["value"], one["weight"]])
+
+    run(side, components={"writer": Records()})
+    return [np.array(found)]
 
 
 def halved(side):
@@ -361,7 +393,9 @@ RUNS = {
     "AFTER_AGGREGATION": lambda side: run(side, components={"doubles": Doubles()}),
     "IntimeModelSelector": selected,
     "subclass of the aggregator": halved,
-    "ScatterAndGather": partial(gathered, generator=FullModelShareableGenerator),
+    "ScatterAndGather": gathered,
+    "late results": partial(gathered, calls=Late),
+    "MetricsArtifactWriter": written,
     "shareable generator": partial(gathered, generator=Averages),
     "PercentilePrivacy": partial(differences, results=[PercentilePrivacy(50, 0.3)]),
     "SVTPrivacy": partial(differences, results=[SVTPrivacy(fraction=0.5)]),

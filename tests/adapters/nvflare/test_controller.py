@@ -1,4 +1,5 @@
 import json
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, error
 from fedcore.adapters.nvflare import Aggregator, Controller, SecureController, Trainer, order, reply
 from fedcore.algorithms import FlexibleFedAvg
 from fedcore.algorithms.local_rules import minibatches
-from fedcore.rules import RejectLong
+from fedcore.rules import Filter, RejectLong, TrimmedMean
 from tests.adapters.drivers import Raw
 from tests.adapters.drivers.nvflare import LocalController
 from tests.adapters.nvflare.sites import (
@@ -340,6 +341,24 @@ def test_nvflare_builds_a_component_from_the_json_of_its_attributes(component, t
     assert [rule.ratio for rule in options.aggregation if isinstance(rule, RejectLong)] == [30]
     with pytest.raises(ValueError, match="instantiate"):
         Builder().build_component({**config, "args": {"storage": mappings["storage"]}})
+
+
+@dataclass(frozen=True)
+class Longest(Filter):
+    """A user's rule."""
+
+    most: float
+
+    def decide(self, group):
+        return [None for _ in group.clients]
+
+
+@pytest.mark.parametrize("component", [Controller, Aggregator])
+def test_rules_in_a_list_fit_into_the_json_of_a_job(component):
+    """NVFlare writes an object of an argument, but none in a list."""
+    rules = [RejectLong(30), Longest(2.0), TrimmedMean(1)]
+    given = json.loads(json.dumps(component("FedAvg", aggregation=rules).aggregation))
+    assert [*component("FedAvg", aggregation=given)._server_options().aggregation] == rules
 
 
 def test_the_default_is_mimic():
