@@ -155,7 +155,6 @@ def without_part(state: State, client: ClientId) -> Snapshot:
     return now._replace(total=kernels.read_exact(total), exact_total=total)
 
 
-@dataclass(frozen=True, eq=False)
 class ForgetRemoved(Change):
     """Keep the number of removed clients whose shares stay in the objective, in place of their ids.
 
@@ -227,7 +226,6 @@ class ReplaceX(Change):
         return after, {"what": "a replacement of x"}
 
 
-@dataclass(frozen=True, eq=False)
 class WarmStart(Change):
     """See ``Server.warm_start``. The vectors are the clients' gradients."""
 
@@ -263,6 +261,7 @@ class WarmStart(Change):
         return after, facts
 
 
+@dataclass(frozen=True)
 class Query:
     """A question about a server's state: a function of it, as a value that can be sent and compared."""
 
@@ -295,7 +294,6 @@ class VectorQuery(Query):
         return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype, device=device)
 
 
-@dataclass(frozen=True)
 class Row(VectorQuery):
     """A copy of a client's row."""
 
@@ -303,7 +301,6 @@ class Row(VectorQuery):
         return state.store.read(self.client)
 
 
-@dataclass(frozen=True)
 class Correction(VectorQuery):
     """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
 
@@ -317,7 +314,6 @@ class Correction(VectorQuery):
         return state.combined([(state.store.read(self.client), -1.0), (now.history.get(round), 1.0)], out)
 
 
-@dataclass(frozen=True)
 class Offset(VectorQuery):
     """A client's offset; see ``Broadcast.offset``. That of a newcomer has no row, and no ``client``."""
 
@@ -356,7 +352,6 @@ class StartOf(VectorQuery):
         return view_of(state.start_of(self.round))
 
 
-@dataclass(frozen=True)
 class Direction(VectorQuery):
     """A copy of v."""
 
@@ -364,7 +359,6 @@ class Direction(VectorQuery):
         return copied(now.momentum)
 
 
-@dataclass(frozen=True)
 class Total(VectorQuery):
     """A copy of T."""
 
@@ -374,7 +368,6 @@ class Total(VectorQuery):
         return None if now.total is None else copied(now.total)
 
 
-@dataclass(frozen=True)
 class Shared(Query):
     """The snapshot without the vectors of the model: what all shards of a server share."""
 
@@ -382,7 +375,6 @@ class Shared(Query):
         return now.shared()
 
 
-@dataclass(frozen=True)
 class CountersQuery(Query):
     """The integer counters and constants by name."""
 
@@ -390,7 +382,6 @@ class CountersQuery(Query):
         return now.counters
 
 
-@dataclass(frozen=True)
 class ClientSizes(Query):
     """n_k of the registered clients, the smallest first; None without sizes."""
 
@@ -398,7 +389,6 @@ class ClientSizes(Query):
         return now.population.listed()
 
 
-@dataclass(frozen=True)
 class NamesRemoved(Query):
     """Whether ids of removed clients are kept, since their shares stay in the objective, or ids of updates."""
 
@@ -406,7 +396,6 @@ class NamesRemoved(Query):
         return bool(now.population.included) or (IDS in now.norms and bool(now.norms[IDS][1:].any()))
 
 
-@dataclass(frozen=True)
 class AuditLog(Query):
     """See ``Server.audit_log``."""
 
@@ -415,7 +404,6 @@ class AuditLog(Query):
         return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
 
 
-@dataclass(frozen=True)
 class SentChecksums(Query):
     """The checksums of the vectors that all clients get; those of shards together are the same."""
 
