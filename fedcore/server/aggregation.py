@@ -35,7 +35,7 @@ NO_COUNT, COUNTED, WEIGHTED = 0, 1, 2
 _EMPTY: Any = np.empty(0)  # the default of a column
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class UpdateBatch:
     """k updates as a table of columns with k entries. Only the fold checks that their numbers are finite.
 

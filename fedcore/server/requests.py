@@ -22,7 +22,7 @@ from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.store.slots import checksums
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Change:
     """A change between rounds: one transaction in each part of a server. This one only counts as a transaction.
 
@@ -49,7 +49,7 @@ class Change:
         return state.snapshot, {}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AddClients(Change):
     """See ``Server.add_clients``."""
 
@@ -63,7 +63,7 @@ class AddClients(Change):
         return now._replace(population=population), facts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class UpdateClients(Change):
     """See ``Server.update_clients``."""
 
@@ -79,7 +79,7 @@ class UpdateClients(Change):
         return state.snapshot._replace(population=population), facts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RemoveClient(Change):
     """See ``Server.remove_client``."""
 
@@ -169,7 +169,7 @@ class ForgetRemoved(Change):
         return after, {"what": "an erasure of removed clients' and updates' ids"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChangeOptions(Change):
     """See ``Server.change``."""
 
@@ -191,7 +191,7 @@ class ChangeOptions(Change):
         return after, {"what": "a change of options", "options": changed.shown(options)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ReplaceX(Change):
     """See ``Server.replace_x``. The vector is x, float32[n], which the state keeps.
 
@@ -261,7 +261,7 @@ class WarmStart(Change):
         return after, facts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Query:
     """A question about a server's state: a function of it, as a value that can be sent and compared."""
 
@@ -274,7 +274,7 @@ class Query:
         return answers[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VectorQuery(Query):
     """Base class of queries for a vector.
 
@@ -321,7 +321,7 @@ class Offset(VectorQuery):
         return state.offset(self.client, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelVector(VectorQuery):
     """A model: x, the model that clients get, or x_{t-1}. It never changes.
 
@@ -341,7 +341,7 @@ class ModelVector(VectorQuery):
 X = ModelVector("x")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StartOf(VectorQuery):
     """The model of a round from which a client starts, as it gets it."""
 

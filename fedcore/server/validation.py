@@ -305,7 +305,7 @@ RECEIVED = "received/"
 NOT_FINITE = "update: a number is NaN or infinite, or the norm of the update is too large for float32 sums"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Decision:
     """The decision on k measured updates."""
 
