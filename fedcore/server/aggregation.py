@@ -389,13 +389,14 @@ class Sum:
         """Start a round with empty sums. ``offset`` is sent to every client; None for zero.
 
         The rules and the policy of ``settings`` may differ from those of earlier rounds. ``longest`` has the greatest
-        norms of an update and of a term of a sum.
+        norms of an update and of a term of an exact sum.
         ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
         self._direction_of = direction_of
         self._round, self._offset = round, offset
-        self._longest, self._longest_term = longest
+        self._longest, term = longest
+        self._longest_term = term if self._exact else LONGEST
         self._policy, self._distance = settings.policy, distance
         self._centers = self._has_offsets and "medians" in settings.rules.needs
         self._has_value = False

@@ -40,7 +40,6 @@ from fedcore.options import Compute, Settings
 from fedcore.profiling import begin, span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
-    LONGEST,
     Reducer,
     Result,
     Sum,
@@ -480,9 +479,7 @@ class State:
             private.require_budget(self.snapshot.ledger)
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
         longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
-        term = LONGEST
-        if settings.is_exact:
-            term = longest_term(max(len(self.store.registry), self.upper_population))
+        term = longest_term(max(len(self.store.registry), self.upper_population)) if settings.is_exact else math.inf
         distance = usual_distance(settings, now) if settings.averages_models else 1.0
         self._sum.begin(settings, now.round_number, now.history.get, offset, (longest, term), distance)
         self._admit(newcomers)

@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_154,
     "fedcore/kernels": 505,
     "fedcore/model": 2_514,
-    "fedcore/server": 7_314,
+    "fedcore/server": 7_312,
     "fedcore/sim": 7_815,
     "fedcore/secure": 1_067,
     "fedcore/testing": 1_055,
