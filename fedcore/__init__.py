@@ -11,13 +11,13 @@ from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, EdgeAggregator, PartialSum, Reply, Report, Round, Server, Update
 from fedcore.server.compatibility import combines
 from fedcore.store import ClientStore
-from fedcore.totals import Totals
 
 if TYPE_CHECKING:
     from fedcore import cluster
     from fedcore.model.merging import merge
     from fedcore.sim import participation
     from fedcore.sim.network import Network, NetworkReport, NetworkRound, topology
+    from fedcore.totals import Totals
 
 __all__ = ["Broadcast", "ClientStore", "Compute", "EdgeAggregator", "Layout", "Limits", "Model", "Network"]
 __all__ += ["NetworkReport", "NetworkRound", "PartialSum", "Reply", "Report", "Round", "RoundPolicy", "Safetensors"]
@@ -29,6 +29,7 @@ _LATER = {
     "Network": "fedcore.sim.network",
     "NetworkReport": "fedcore.sim.network",
     "NetworkRound": "fedcore.sim.network",
+    "Totals": "fedcore.totals",
     "cluster": "fedcore.cluster",
     "merge": "fedcore.model.merging",
     "participation": "fedcore.sim.participation",

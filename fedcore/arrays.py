@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import cycle
-from tempfile import TemporaryFile
 from threading import Lock
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 from weakref import finalize, ref
@@ -589,6 +588,8 @@ M = TypeVar("M", bound=mmap.mmap)
 def map_file(folder: str, size: int, kind: type[M]) -> M:
     """Return a shared mapping of a new unlinked file with reserved disk space; raise StoreError if the disk is full."""
     try:
+        from tempfile import TemporaryFile  # slow to import
+
         with TemporaryFile(dir=folder, buffering=0) as file:
             reserve = getattr(os, "posix_fallocate", lambda fd, _, size: os.truncate(fd, size))
             reserve(file.fileno(), 0, size)
@@ -758,7 +759,7 @@ def read_only(vector: Any) -> Any:
 
 def view_of(vector: Any) -> Any:
     """Return a view of a whole vector, writable if the vector is."""
-    return vector[:] if is_device_array(vector) else vector.view()
+    return vector.view() if isinstance(vector, np.ndarray) else vector[:]
 
 
 def to_host(array: Any) -> Vector:

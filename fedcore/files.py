@@ -8,7 +8,6 @@ do so inside a folder that was checked before.
 import errno
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -152,7 +151,9 @@ def is_own(path: Path, found: os.stat_result) -> bool:
     """
     if found.st_uid == os.geteuid():
         return True
-    with suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as new:
+    from tempfile import TemporaryFile  # slow to import
+
+    with suppress(OSError), TemporaryFile(dir=path.parent) as new:
         return found.st_uid == os.fstat(new.fileno()).st_uid
     return False
 

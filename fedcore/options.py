@@ -500,6 +500,13 @@ class Settings:
         return 4 * self.layout.n <= SMALL and self.limits.max_norm is None and self.rules.is_plain
 
     @cached_property
+    def reads_at_once(self) -> bool:
+        """Whether ``core.PlainUpdates`` may read the usual updates; if not, the server needs more of them."""
+        algorithm, needs_weights = self.algorithm, self.rules.weights is not None
+        needs_more = algorithm.second_vector is not None or algorithm.needs_loss or algorithm.own_starts
+        return not (needs_more or needs_weights or self.layout.outside or self.audit)
+
+    @cached_property
     def steps_by_mean(self) -> bool:
         """Whether a round only moves x along the weighted mean of h, and no rule can reject a finite update."""
         layout = self.layout

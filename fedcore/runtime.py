@@ -102,7 +102,8 @@ class uninterrupted:  # noqa: N801  # used like the functions of contextlib
             try:
                 self._restore()
             finally:
-                self._deliver()
+                if errors := self._run():
+                    raise errors[0]
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         self._came.append((number, frame))
@@ -129,10 +130,6 @@ class uninterrupted:  # noqa: N801  # used like the functions of contextlib
                 if callable(handler):
                     _signal.signal(number, self._hold)
         return errors
-
-    def _deliver(self) -> None:
-        if errors := self._run():
-            raise errors[0]
 
     def _run(self) -> list[BaseException]:
         """Run all deferred handlers, and return their exceptions."""

@@ -79,7 +79,6 @@ class ClipToMedian(Scale):
         return np.array(factors)
 
 
-@dataclass(frozen=True)
 class CapExamples(RatioRule, Scale):
     """Count at most ``ratio`` times the median number of examples of the last 1,000 accepted updates.
 
@@ -94,7 +93,6 @@ class CapExamples(RatioRule, Scale):
         return np.minimum(group.examples, self.ratio * group.usual_examples)
 
 
-@dataclass(frozen=True)
 class CapSteps(RatioRule):
     """In gamma, count at most ``ratio`` times the median number of steps of the last 1,000 accepted updates.
 

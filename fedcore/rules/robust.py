@@ -134,7 +134,6 @@ class Median(RobustRule):
         return Combination(trim=(k - 1) // 2)
 
 
-@dataclass(frozen=True)
 class TrimmedMean(ByzantineRule):
     """The mean of each coordinate without its f smallest and its f largest values (Yin et al., ICML 2018)."""
 
@@ -143,7 +142,6 @@ class TrimmedMean(ByzantineRule):
         return Combination(trim=self.f)
 
 
-@dataclass(frozen=True)
 class MeaMed(ByzantineRule):
     """The mean of the k - f values of each coordinate that are nearest its median (Xie et al., 2018, 1802.10116)."""
 
@@ -155,7 +153,6 @@ class MeaMed(ByzantineRule):
 # Choices by distances.
 
 
-@dataclass(frozen=True)
 class Krum(ByzantineRule):
     """The update with the least score, the sum of its k - f - 2 smallest |h_i - h_j|^2 (Blanchard et al., NIPS 2017).
 
@@ -193,7 +190,6 @@ class MultiKrum(Krum):
         return _mean_of(self._ranked(k, products)[: min(self.m or k, k - self.f)], k)
 
 
-@dataclass(frozen=True)
 class Bulyan(ByzantineRule):
     """k - 2 f updates by repeated ``Krum``, then the mean of the k - 4 f values of each coordinate nearest the median.
 

@@ -32,10 +32,10 @@ NO_COUNT, COUNTED, WEIGHTED = 0, 1, 2
 """The source of an update's examples: none (counted as 1), the client, or a weight from the caller."""
 
 
-_none: Any = partial(np.empty, 0)  # the default of a column
+_EMPTY: Any = np.empty(0)  # the default of a column
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class UpdateBatch:
     """k updates as a table of columns with k entries. Only the fold checks that their numbers are finite.
 
@@ -47,29 +47,29 @@ class UpdateBatch:
     """floating[n], or [n_parameters] for a gradient; or a list of tensors, as the layout's slices. None once folded."""
     bases: Sequence[F32 | None] = ()
     """float32[n], the x from which the client started; None if the vector is a difference."""
-    scales: F64 = field(default_factory=_none)
+    scales: F64 = field(default_factory=lambda: _EMPTY)
     """h = (base - y) scale, or -y scale."""
-    claims: Claims = field(default_factory=lambda: Claims(np.empty(0), np.empty(0), np.empty(0)))
+    claims: Claims = field(default_factory=lambda: Claims(_EMPTY, _EMPTY, _EMPTY))
     """The reported steps, examples and counts."""
-    eta_steps: F64 = field(default_factory=_none)
+    eta_steps: F64 = field(default_factory=lambda: _EMPTY)
     """eta_i K_i, the length of the path for a gradient of norm 1."""
-    has_buffers: Bools = field(default_factory=partial(_none, np.bool_))
+    has_buffers: Bools = field(default_factory=partial(np.empty, 0, np.bool_))
     counters: Sequence[Counters] = ()
     controls: list[Any] = field(default_factory=list)
     """floating[n_parameters], the second vectors; None if the method has none, and once folded."""
-    sources: npt.NDArray[np.int8] = field(default_factory=partial(_none, np.int8))
+    sources: npt.NDArray[np.int8] = field(default_factory=partial(np.empty, 0, np.int8))
     """``NO_COUNT``, ``COUNTED`` or ``WEIGHTED``."""
-    starts: npt.NDArray[np.int64] = field(default_factory=partial(_none, np.int64))
+    starts: npt.NDArray[np.int64] = field(default_factory=partial(np.empty, 0, np.int64))
     """The round from whose model each client started."""
-    orders: npt.NDArray[np.int64] = field(default_factory=partial(_none, np.int64))
+    orders: npt.NDArray[np.int64] = field(default_factory=partial(np.empty, 0, np.int64))
     """The number of each update in the order of arrival, if the round may have several updates of a client."""
     digests: list[str | None] = field(default_factory=list)
     """The digests of the vectors, if rounds are audited."""
-    factors: F64 = field(default_factory=_none)
+    factors: F64 = field(default_factory=lambda: _EMPTY)
     """The factor of all vectors of an update: 1, or less if the update was clipped."""
-    weights: F64 = field(default_factory=_none)
+    weights: F64 = field(default_factory=lambda: _EMPTY)
     """w_i, the weight that the method computes from the claims."""
-    squares: F64 = field(default_factory=_none)
+    squares: F64 = field(default_factory=lambda: _EMPTY)
     """|h_i|^2, after the fold."""
 
     @classmethod
@@ -117,8 +117,9 @@ class UpdateBatch:
         if discounts is not None:
             self.factors, squares = self.factors * discounts, squares * discounts**2
         self.squares = squares
-        self.controls = [None] * len(self)
-        if not keep:
+        if keep:
+            self.controls = [None] * len(self)
+        else:
             self.drop()
 
     def drop(self) -> None:
@@ -393,8 +394,9 @@ class Sum:
         ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
         """
         self._direction_of = direction_of
-        self._round, self._offset, self._longest = round, offset, longest[0]
-        self._longest_term = longest[1] if self._exact else LONGEST
+        self._round, self._offset = round, offset
+        self._longest, term = longest
+        self._longest_term = term if self._exact else LONGEST
         self._policy, self._distance = settings.policy, distance
         self._centers = self._has_offsets and "medians" in settings.rules.needs
         self._has_value = False
@@ -729,7 +731,7 @@ class Sum:
 
     def _pieces(self, batch: UpdateBatch, stop: int) -> Iterator[tuple[slice, Sequence[Any], Sequence[Any]]]:
         """Yield the bases and ys over the parameters: at once, or by tensor if an update has separate tensors."""
-        if not any(isinstance(y, list) for y in batch.vectors):
+        if list not in map(type, batch.vectors):
             part = slice(0, stop)
             if stop == self._layout.n:  # nothing to cut
                 yield part, batch.bases, batch.vectors

@@ -211,7 +211,7 @@ class SentVectors(Protocol):
         """Return the entries of a repr, without gathering vectors."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WholeVectors:
     """Vectors in memory, not in slices. ``make`` computes an offset, and ``starts`` a client's own start."""
 

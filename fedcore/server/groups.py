@@ -331,7 +331,7 @@ class GroupedState(State):
             row[:] = own
         population = self.newcomers.settle(batch.clients, now)
         after = now._replace(round_number=number + 1, norms=norms, population=population, changed={}, starts={})
-        after = after._replace(ledger=step.after.ledger)
+        after = after._replace(transactions=now.transactions + 1, ledger=step.after.ledger)
         return PreparedStep(
             *(now, None, None, after),  # type: ignore[arg-type]  # the groups have the sums and the cohorts
             gamma=max(step.gamma for step in self._steps),
@@ -400,7 +400,7 @@ class GroupedState(State):
 
     def become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         """See ``State``."""
-        after, documents = self._documented(after._replace(transactions=self.snapshot.transactions + 1), facts)
+        after, documents = self._documented(after, facts)
         self.keep(after, round, documents)
         self.snapshot = after
         self._refer_to_disk()

@@ -32,7 +32,7 @@ from fedcore.server.update import digest_of_text
 from fedcore.server.validation import CappedClaim
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId
-from fedcore.validation import Represented, short_id, short_repr, shorten
+from fedcore.validation import Represented, frozen, short_id, short_repr, shorten
 
 MOST_LISTED, MOST_OF_CLIENT = 1000, 16
 """The number of rejections that a round lists, without the first one of each registered client; and of one client."""
@@ -120,12 +120,13 @@ class Rejected:
 
     Attributes:
         last: the last client and reason, also if they are not listed.
+        listed: the listed clients and reasons.
     """
 
     def __init__(self, warn: Callable[[], object] = int) -> None:
         self._warn, self._total = warn, 0
         self.last: tuple[Any, str] = None, ""
-        self._listed: list[tuple[Any, str]] = []
+        self.listed: list[tuple[Any, str]] = []
         self._counts: dict[Any, int] = {}  # of listed ones, by client
 
     def __len__(self) -> int:
@@ -133,12 +134,12 @@ class Rejected:
         return self._total
 
     def __iter__(self) -> Iterator[tuple[Any, str]]:
-        return iter(self._listed)
+        return iter(self.listed)
 
     def since(self, count: int) -> dict[Any, str]:
         """Return the reasons by client of the rejections after the first ``count``, as far as they are listed."""
-        new = max(0, len(self._listed) - (self._total - count))
-        return {**dict(self._listed[new:]), self.last[0]: self.last[1]}
+        new = max(0, len(self.listed) - (self._total - count))
+        return {**dict(self.listed[new:]), self.last[0]: self.last[1]}
 
     def __iadd__(self, rejected: Iterable[tuple[Any, str]]) -> Self:
         for one in rejected:
@@ -153,12 +154,12 @@ class Rejected:
             client = client if is_plain else short_id(client)
         self._total += 1
         count = self._counts.get(client, 0)
-        if (count or not is_known) and (count >= MOST_OF_CLIENT or len(self._listed) >= MOST_LISTED):
+        if (count or not is_known) and (count >= MOST_OF_CLIENT or len(self.listed) >= MOST_LISTED):
             warn, self._warn = self._warn, int
             warn()
         else:
             self._counts[client] = count + 1
-            self._listed.append((client, shorten(reason)))
+            self.listed.append((client, shorten(reason)))
 
 
 class Attendance:
@@ -439,8 +440,9 @@ def report_of(
         measured: dict[str, Any] = {"norms": norms, "weights": batch.weights, "factors": batch.factors}
         measured["diversity"] = diversity_of(batch.weights, batch.squares, found.mean_square)
     else:
-        measured = {"privacy": private.shown(ledger)}
-    return Report(
+        measured = dict.fromkeys(("norms", "weights", "factors"), np.zeros(0)) | {"privacy": private.shown(ledger)}
+    return frozen(
+        Report,
         round=prepared.before.round_number,
         accepted=tuple(batch.clients),
         rejected=rejected,

@@ -22,7 +22,7 @@ from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.store.slots import checksums
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Change:
     """A change between rounds: one transaction in each part of a server. This one only counts as a transaction.
 
@@ -49,7 +49,7 @@ class Change:
         return state.snapshot, {}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AddClients(Change):
     """See ``Server.add_clients``."""
 
@@ -63,7 +63,7 @@ class AddClients(Change):
         return now._replace(population=population), facts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class UpdateClients(Change):
     """See ``Server.update_clients``."""
 
@@ -79,7 +79,7 @@ class UpdateClients(Change):
         return state.snapshot._replace(population=population), facts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RemoveClient(Change):
     """See ``Server.remove_client``."""
 
@@ -155,7 +155,6 @@ def without_part(state: State, client: ClientId) -> Snapshot:
     return now._replace(total=kernels.read_exact(total), exact_total=total)
 
 
-@dataclass(frozen=True, eq=False)
 class ForgetRemoved(Change):
     """Keep the number of removed clients whose shares stay in the objective, in place of their ids.
 
@@ -170,7 +169,7 @@ class ForgetRemoved(Change):
         return after, {"what": "an erasure of removed clients' and updates' ids"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChangeOptions(Change):
     """See ``Server.change``."""
 
@@ -192,7 +191,7 @@ class ChangeOptions(Change):
         return after, {"what": "a change of options", "options": changed.shown(options)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ReplaceX(Change):
     """See ``Server.replace_x``. The vector is x, float32[n], which the state keeps.
 
@@ -227,7 +226,6 @@ class ReplaceX(Change):
         return after, {"what": "a replacement of x"}
 
 
-@dataclass(frozen=True, eq=False)
 class WarmStart(Change):
     """See ``Server.warm_start``. The vectors are the clients' gradients."""
 
@@ -263,6 +261,7 @@ class WarmStart(Change):
         return after, facts
 
 
+@dataclass(frozen=True, repr=False)
 class Query:
     """A question about a server's state: a function of it, as a value that can be sent and compared."""
 
@@ -275,7 +274,7 @@ class Query:
         return answers[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VectorQuery(Query):
     """Base class of queries for a vector.
 
@@ -295,7 +294,6 @@ class VectorQuery(Query):
         return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype, device=device)
 
 
-@dataclass(frozen=True)
 class Row(VectorQuery):
     """A copy of a client's row."""
 
@@ -303,7 +301,6 @@ class Row(VectorQuery):
         return state.store.read(self.client)
 
 
-@dataclass(frozen=True)
 class Correction(VectorQuery):
     """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
 
@@ -317,7 +314,6 @@ class Correction(VectorQuery):
         return state.combined([(state.store.read(self.client), -1.0), (now.history.get(round), 1.0)], out)
 
 
-@dataclass(frozen=True)
 class Offset(VectorQuery):
     """A client's offset; see ``Broadcast.offset``. That of a newcomer has no row, and no ``client``."""
 
@@ -325,7 +321,7 @@ class Offset(VectorQuery):
         return state.offset(self.client, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelVector(VectorQuery):
     """A model: x, the model that clients get, or x_{t-1}. It never changes.
 
@@ -345,7 +341,7 @@ class ModelVector(VectorQuery):
 X = ModelVector("x")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StartOf(VectorQuery):
     """The model of a round from which a client starts, as it gets it."""
 
@@ -356,7 +352,6 @@ class StartOf(VectorQuery):
         return view_of(state.start_of(self.round))
 
 
-@dataclass(frozen=True)
 class Direction(VectorQuery):
     """A copy of v."""
 
@@ -364,7 +359,6 @@ class Direction(VectorQuery):
         return copied(now.momentum)
 
 
-@dataclass(frozen=True)
 class Total(VectorQuery):
     """A copy of T."""
 
@@ -374,7 +368,6 @@ class Total(VectorQuery):
         return None if now.total is None else copied(now.total)
 
 
-@dataclass(frozen=True)
 class Shared(Query):
     """The snapshot without the vectors of the model: what all shards of a server share."""
 
@@ -382,7 +375,6 @@ class Shared(Query):
         return now.shared()
 
 
-@dataclass(frozen=True)
 class CountersQuery(Query):
     """The integer counters and constants by name."""
 
@@ -390,7 +382,6 @@ class CountersQuery(Query):
         return now.counters
 
 
-@dataclass(frozen=True)
 class ClientSizes(Query):
     """n_k of the registered clients, the smallest first; None without sizes."""
 
@@ -398,7 +389,6 @@ class ClientSizes(Query):
         return now.population.listed()
 
 
-@dataclass(frozen=True)
 class NamesRemoved(Query):
     """Whether ids of removed clients are kept, since their shares stay in the objective, or ids of updates."""
 
@@ -406,7 +396,6 @@ class NamesRemoved(Query):
         return bool(now.population.included) or (IDS in now.norms and bool(now.norms[IDS][1:].any()))
 
 
-@dataclass(frozen=True)
 class AuditLog(Query):
     """See ``Server.audit_log``."""
 
@@ -415,7 +404,6 @@ class AuditLog(Query):
         return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
 
 
-@dataclass(frozen=True)
 class SentChecksums(Query):
     """The checksums of the vectors that all clients get; those of shards together are the same."""
 

@@ -81,24 +81,24 @@ UNLISTED = "round %d: it rejects more updates than it lists; the report has the 
 ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
 """Whether updates have numbers of examples: as each likes, or all or none. 0 and 1 stand for none and all."""
 CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
-MOST_REPLACED = 100
-"""How many open updates a client may replace in a round by beginning another one."""
 IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge with add_partial_sum(clients=...)"
 
 
 class OpenRound(Represented):
     """Base class of the rounds of servers and networks: one call at a time, the rejections, and the context manager."""
 
-    report: Report | None
+    report: Report | None = None
+    is_open = True
+    _is_ending = False  # whether a signal handler called ``abort`` in a call, which then aborts the round
+    _bytes = 0
+    _seconds = 0.0
 
     def __init__(self, number: int, callbacks: Sequence[Callback], logger: logging.Logger) -> None:
-        self.report, self.is_open = None, True
         self._number, self._callbacks, self._logger = number, callbacks, logger
         # A thread that calls the round holds _turn, and _inside during the call; ``with`` releases both even if a
-        # signal handler raises. _is_ending: a signal handler called ``abort`` in a call, which then aborts the round.
-        self._turn, self._inside, self._is_ending = RLock(), Lock(), False
+        # signal handler raises.
+        self._turn, self._inside = RLock(), Lock()
         self._rejected = Rejected(partial(logger.warning, UNLISTED, number))
-        self._bytes, self._seconds = 0, 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy with new locks."""
@@ -212,6 +212,16 @@ class Round(OpenRound):
         newcomers: the clients that may join with the round.
     """
 
+    # Defaults of the class: Python finds an object's attributes faster if there are at most 30.
+    newcomers: NewClients = ()
+    _ids: CountedIds  # of updates that count
+    _arrivals = 0  # the order of the next valid update
+    _plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
+    _has_examples = False  # whether an update of the round has a number of examples or a weight
+    _staging: Staging | None = None  # of updates in pieces
+    _journal: Journal | None = None
+    _rates: SentRates  # of a round with a journal
+
     def __init__(
         self,
         state: State,
@@ -230,24 +240,12 @@ class Round(OpenRound):
         # The clients of held and folded updates, or (order, client) of each where clients may send several.
         self._known: set[Any] = set()
         self._summed: set[ClientId] = set()  # the clients of partial sums
-        self._ids: CountedIds  # of updates that count
-        self._arrivals = 0  # the order of the next valid update
-        self.newcomers: NewClients = ()
-        self._plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
-        self._held: list[UpdateBatch] = []  # before these
+        self._held: list[UpdateBatch] = []  # before those of ``_plain``
         self._undecided: list[UpdateBatch] = []
         self._folded: list[UpdateBatch] = []
         self._keeps_vectors = settings.rules.robust is not None  # until the step
         in_files = self._keeps_vectors and isinstance(settings.device, FileMemory)
         self._most_plain = 1 if in_files else batch_size  # updates that ``_plain`` may hold
-        self._has_examples = False  # whether an update of the round has a number of examples or a weight
-        self._most_steps: int | None = None
-        # The last update that each client began, and how often it replaced one that was open.
-        self._begun: dict[ClientId, ref[Incoming]] = {}
-        self._replaced: dict[ClientId, int] = {}
-        self._staging: Staging | None = None  # of updates in pieces
-        self._journal: Journal | None = None
-        self._rates: SentRates  # of a round with a journal
         self.attendance = Attendance(settings.policy) if attendance is None else attendance
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -261,7 +259,7 @@ class Round(OpenRound):
                 round = super().__deepcopy__(memo)
             finally:
                 self._plain = plain
-        round._begun = {}
+        round._staging = None
         if self.is_open:
             round._plain = round._reader.plain_updates(may_hold=self._may_hold)
         return round
@@ -413,7 +411,11 @@ class Round(OpenRound):
         sent = None, steps, examples, lr, None, count, round, kind, False, weight, loss, update_id
         update = Update(client, *sent)
         client = self._check(update, self._clients)
+        layout, algorithm = self._settings.layout, self._settings.algorithm
         oldest = max(0, self._number - self._settings.max_staleness)
+        if self._staging is None:
+            pool = self._state.update_buffers if self._state.upload is None else BufferPool(layout.n)
+            self._staging = Staging(pool, self._batch_size, self._state.folder)
         try:
             if not self._is_copy(update, client):
                 if self._is_second(client):
@@ -421,36 +423,20 @@ class Round(OpenRound):
                 if self._settings.policy.buffer is not None and round is None:
                     raise RangeError(NO_START)
                 check_claims(update, self._settings.asked, range(oldest, self._number + 1))
-            self._make_room(client)
+            self._staging.make_room(client, self._settings.limits.max_open)
         except FedcoreError as error:
             self._rejected.append((client, rejection_reason(error)))
             raise
-        layout, algorithm = self._settings.layout, self._settings.algorithm
         n = layout.n_parameters if kind == "gradient" else layout.n
         try:
-            if self._staging is None:
-                pool = self._state.update_buffers if self._state.upload is None else BufferPool(layout.n)
-                self._staging = Staging(pool, self._batch_size, self._state.folder)
             vector = self._staging.get()[:n]
             control = None if algorithm.second_vector is None else self._staging.get()[: layout.n_parameters]
         except StoreError as error:
             self._rejected.append((client, str(error)))
             raise
         incoming = Incoming(layout, update._replace(client=client), vector, control, self)
-        self._begun[client] = ref(incoming)
+        self._staging.begun[client] = ref(incoming)
         return incoming
-
-    def _make_room(self, client: ClientId) -> None:
-        """Abandon the client's open update, if any; raise RoundError if it may not begin a further one."""
-        if (begun := self._begun.get(client)) and (before := begun()) and before.is_open:
-            if self._replaced.get(client, 0) >= MOST_REPLACED:
-                raise RoundError(f"client {client!r}: it has replaced {MOST_REPLACED} open updates in this round")
-            self._replaced[client] = self._replaced.get(client, 0) + 1
-            before.abandon()
-        if len(self._begun) >= (most := self._settings.limits.max_open):
-            self._begun = {one: begun for one, begun in self._begun.items() if (i := begun()) and i.is_open}
-            if len(self._begun) >= most:
-                raise RoundError(f"client {client!r}: {most} updates are open; begin it later, or raise max_open")
 
     @property
     def _clients(self) -> Registry:
@@ -647,7 +633,6 @@ class Round(OpenRound):
         """Start the round, after the server has made it the open one."""
         self.newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
-            self.__dict__.pop("_validator", None)
             self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
@@ -839,6 +824,7 @@ class Round(OpenRound):
             self._known.difference_update(key for part in before for key in self._keys_of(part))
             self._summed.difference_update(dropped)
             self._held, self._folded, self._undecided = [], [], []
+            self.__dict__.pop("_validator", None)
             self.start(self.newcomers)
         return None
 
@@ -1003,14 +989,14 @@ class Round(OpenRound):
         """
         state: Any = getattr(self, "_state", None)  # a closed round has no state
         with span("round", state):
-            report = self._finish()
+            report, most_steps = self._finish()
         # Outside the lock, so that a log handler may read the round.
-        log_round(report, state, self._weighing, self._most_steps, self._logger)
+        log_round(report, state, self._weighing, most_steps, self._logger)
         tell(self._callbacks, report, self._logger)
         return report
 
     @one_call
-    def _finish(self) -> Report:
+    def _finish(self) -> tuple[Report, int | None]:
         began = time.perf_counter()
         self._require_open()
         self._require_enough()
@@ -1024,7 +1010,7 @@ class Round(OpenRound):
             with uninterrupted() if self._state.defers_signals else nullcontext():
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
-                rejected = tuple(self._rejected)
+                rejected = tuple(self._rejected.listed)
                 ids = self._ids.after(self._number, self._settings.max_staleness, self._known)
                 if step is None:
                     norms = self._validator.remembered() | ids
@@ -1032,7 +1018,6 @@ class Round(OpenRound):
                 else:
                     prepared, found = step
                     self._state.commit(prepared.after._replace(norms=ids) if ids else prepared.after, self)
-                self._most_steps = prepared.most_steps
                 spent = self._seconds + time.perf_counter() - began, self._bytes
                 stale = staleness(prepared)
                 self.report = report_of(
@@ -1044,7 +1029,7 @@ class Round(OpenRound):
             else:
                 self._release()
         self._empty_journal()
-        return self.report
+        return self.report, prepared.most_steps
 
     def _step_by_mean(self) -> tuple[PreparedStep, Diagnostics] | None:
         """Return the step along the mean of the held updates, if the round needs no more; None for other rounds."""

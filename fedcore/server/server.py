@@ -948,10 +948,10 @@ class Server(Represented, Unpicklable):
             self._journal = None
         elif self._journal is None and self.settings.journal and self._journal_at is not None:
             self._open_journal()
-        number, journal = self.round_number, self._journal
-        if journal is None:
+        if (journal := self._journal) is None:
             opened.start(given)
             return
+        number = self.round_number
         journal.begin(number, self.sent_checksums())
         newcomers = journal.newcomers(number, given, self._backend.registry)
         with nullcontext() if newcomers is given or given else journal_errors(journal.path):

@@ -348,7 +348,7 @@ class State:
         with self.changing():
             made = [(state, *part(state)) for state, part in zip(self.states, parts, strict=True)]
             for state, after, facts in made:
-                state.become(after, state.round_number, facts)
+                state.become(after._replace(transactions=state.transactions + 1), state.round_number, facts)
 
     @property
     def states(self) -> list["State"]:
@@ -479,7 +479,7 @@ class State:
             private.require_budget(self.snapshot.ledger)
         now, offset = self.snapshot, self.shared_offset()  # as sent, without the newcomers' share
         longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
-        term = longest_term(max(len(self.store.registry), self.upper_population))
+        term = longest_term(max(len(self.store.registry), self.upper_population)) if settings.is_exact else math.inf
         distance = usual_distance(settings, now) if settings.averages_models else 1.0
         self._sum.begin(settings, now.round_number, now.history.get, offset, (longest, term), distance)
         self._admit(newcomers)
@@ -636,7 +636,7 @@ class State:
                 changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and len(batch):
                 changes["history"] = self._history(changes, rounds, batch.clients)
-        after = now._replace(changed={}, **changes)
+        after = now._replace(transactions=now.transactions + 1, changed={}, **changes)
         return PreparedStep(now, result, cohort, after, step, v_square, gamma, waiting_for, most_steps, rounds)
 
     def _with_starts(self, result: Result, batch: UpdateBatch) -> Result:
@@ -740,16 +740,18 @@ class State:
             folding.end((*read, A))
         if A is None:
             return None
-        x, v_of = model.vectors.get(), Linear(1 / W)
-        with span("step", None, (A, now.x, model.v(), x)):
+        x, v = model.vectors.get(), model.v()
+        with span("step", None, (A, now.x, v, x)):
             v_square, x_square = kernels.server_step(
-                A, None, now.x, v_of=v_of, gamma=gamma, v=model.v(), total_out=None, x_out=x
+                A, None, now.x, v_of=Linear(1 / W), gamma=gamma, v=v, total_out=None, x_out=x
             )
         if not math.isfinite(x_square):
             return None
         freeze(x)
-        made: dict[str, Any] = {"x": x, "x_prev": x, "momentum": model.v(), "gamma": gamma, "norms": {}, "changed": {}}
-        after = now._replace(round_number=now.round_number + 1, **made)
+        number, transactions = now.round_number + 1, now.transactions + 1
+        after = now._replace(
+            x=x, x_prev=x, momentum=v, gamma=gamma, norms={}, changed={}, round_number=number, transactions=transactions
+        )
         step = PreparedStep(now, None, None, after, gamma=gamma)  # type: ignore[arg-type]  # neither is needed
         return step, Diagnostics(None, v_square / (1 / W * W) ** 2)
 
@@ -792,7 +794,7 @@ class State:
         ``facts`` are those of the change for its audit document; only a server with an audit needs them.
         """
         before, commits, model = self.snapshot, self.store.commits, self.model
-        after, documents = self._documented(after._replace(transactions=before.transactions + 1), facts)
+        after, documents = self._documented(after, facts)
         spare_v = model.spare_v
         if after.momentum is not before.momentum:
             # Rows may refer to the old v, so it is not reused. Allocated here: after the commit, nothing may fail.

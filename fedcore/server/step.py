@@ -1,7 +1,6 @@
 """The server's step: from a round's sums and the current snapshot to the next snapshot."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
@@ -356,14 +355,14 @@ class History:
 
     def after(self, round: int, v: Direction, rows: int, before: Iterable[int | None]) -> "History":
         """Return the history after a round: ``rows`` rows refer to v[round], and no longer to the rounds ``before``."""
-        references = Counter(self.references)
+        references = dict(self.references)
         if rows:
             references[round] = rows
         return self._without(references, before, {**self.directions, round: v})
 
     def without(self, before: Iterable[int | None]) -> "History":
         """Return the history with one reference less to each of these rounds."""
-        return self._without(Counter(self.references), before, self.directions)
+        return self._without(dict(self.references), before, self.directions)
 
     def surplus(self, most: int) -> list[int]:
         """Return the rounds to fold so that at most ``most`` are kept; the newest is never folded.
@@ -380,9 +379,11 @@ class History:
         return History({t: self.directions[t] for t in kept}, {t: self.references[t] for t in kept})
 
     def _without(
-        self, references: Counter[int], before: Iterable[int | None], directions: Mapping[int, Direction]
+        self, references: dict[Any, int], before: Iterable[int | None], directions: Mapping[int, Direction]
     ) -> "History":
-        references.subtract(t for t in before if t is not None and t in references)
+        for t in before:
+            if t in references:
+                references[t] -= 1
         left = {t: count for t, count in references.items() if count > 0}
         return History({t: directions[t] for t in left}, left)
 

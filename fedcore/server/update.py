@@ -11,7 +11,6 @@ from hashlib import blake2b
 from importlib import import_module
 from mmap import mmap
 from operator import itemgetter
-from tempfile import gettempdir
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, get_args
 from weakref import ref
 
@@ -569,17 +568,38 @@ CONTROL = "control"
 BYTES = bytes, bytearray, memoryview
 
 
+MOST_REPLACED = 100
+"""How many open updates a client may replace in a round by beginning another one."""
+
+
 class Staging:
     """Memory for updates that arrive in pieces: ``most`` vectors in memory, and further ones in unlinked files.
 
     Args:
         pool: the vectors in memory. Those of a ``FileMemory`` are in files already, so all come from the pool.
         folder: the folder of the files. Default: the system's folder for temporary files.
+
+    Attributes:
+        begun: the last update that each client began.
     """
 
     def __init__(self, pool: BufferPool, most: int, folder: str | os.PathLike[str] | None) -> None:
         self._pool, self._most, self._folder = pool, most, folder
         self._used: list[ref[Any]] = []
+        self.begun: dict[ClientId, ref[Incoming]] = {}
+        self._replaced: dict[ClientId, int] = {}  # how often each client replaced an open update
+
+    def make_room(self, client: ClientId, most: int) -> None:
+        """Abandon the client's open update, if any; raise RoundError if it may not begin a further one."""
+        if (begun := self.begun.get(client)) and (before := begun()) and before.is_open:
+            if self._replaced.get(client, 0) >= MOST_REPLACED:
+                raise RoundError(f"client {client!r}: it has replaced {MOST_REPLACED} open updates in this round")
+            self._replaced[client] = self._replaced.get(client, 0) + 1
+            before.abandon()
+        if len(self.begun) >= most:
+            self.begun = {one: begun for one, begun in self.begun.items() if (i := begun()) and i.is_open}
+            if len(self.begun) >= most:
+                raise RoundError(f"client {client!r}: {most} updates are open; begin it later, or raise max_open")
 
     def get(self) -> F32:
         """Return an uninitialised vector of the pool's length; raise StoreError if the disk is full."""
@@ -588,6 +608,8 @@ class Staging:
             vector = self._pool.get()
             self._used.append(ref(vector.base))
             return vector
+        from tempfile import gettempdir  # slow to import
+
         folder = gettempdir() if self._folder is None else str(self._folder)
         return np.frombuffer(map_file(folder, max(4 * self._pool.length, 1), mmap), np.float32)
 

@@ -39,7 +39,7 @@ from fedcore.server.update import (
     read_vector,
 )
 from fedcore.store.registry import ClientId
-from fedcore.validation import check_integer, check_number, failed, is_integer, short_repr
+from fedcore.validation import check_integer, check_number, failed, frozen, is_integer, short_repr
 
 LOGGER = logging.getLogger("fedcore.server")
 
@@ -305,7 +305,7 @@ RECEIVED = "received/"
 NOT_FINITE = "update: a number is NaN or infinite, or the norm of the update is too large for float32 sums"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Decision:
     """The decision on k measured updates."""
 
@@ -538,7 +538,7 @@ class Weighing:
         """Cap the updates' examples at the client sizes if the server has them; some rules count none."""
         if self._counts_none:
             batch.claims = replace(batch.claims, examples=np.ones(len(batch)))
-        else:
+        elif self._state.population.is_sized:
             self.count_examples(batch, self.known_at_most(batch))
 
     def count_examples(self, batch: UpdateBatch, examples: F64) -> None:
@@ -555,20 +555,20 @@ class Weighing:
     def weigh(self, batch: UpdateBatch) -> None:
         """Set the updates' weights by their claims, shares and ages."""
         number, population = self._state.snapshot.round_number, self._state.population
-        registry, clients, claims = self._state.registry, batch.clients, batch.claims
+        registry, clients, claims, algorithm = self._state.registry, batch.clients, batch.claims, self._algorithm
         shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
-        cutoff = self._algorithm.cutoff
+        cutoff = algorithm.cutoff
         intervals = None if cutoff is None else population.intervals(registry, clients, number, cutoff)
-        absences = number + 1.0 - batch.starts if self._algorithm.own_starts else None
+        absences = number + 1.0 - batch.starts if algorithm.own_starts else None
         known = shares is claims.shares and ages is claims.ages and intervals is claims.intervals
         if claims.clients is not clients or absences is not claims.absences or not known:
             found = {"shares": shares, "ages": ages, "intervals": intervals, "absences": absences}
-            batch.claims = replace(claims, clients=clients, **found)
+            claims = batch.claims = replace(claims, clients=clients, **found)
         try:
-            weights = self._algorithm.weigh(batch.claims)
+            weights = algorithm.weigh(claims)
         except Exception as error:
-            failed(self._algorithm, "weigh", error)
-        batch.weights = check_weights(self._algorithm, weights, batch.claims)
+            failed(algorithm, "weigh", error)
+        batch.weights = check_weights(algorithm, weights, claims)
 
 
 def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
@@ -716,7 +716,7 @@ class UpdateReader:
         return batch_of(
             clients,
             ys,
-            claims=Claims(steps, examples, ones, None, None, clients),
+            claims=frozen(Claims, steps=steps, examples=examples, counts=ones, clients=clients),
             eta_steps=distances,
             bases=bases,
             counters=[NO_COUNTERS] * k,
@@ -731,20 +731,18 @@ class UpdateReader:
 
         ``may_hold``: whether it may hold all vectors.
         """
-        settings, limits, algorithm, state = self._settings, self._settings.asked, self._settings.algorithm, self._state
-        if algorithm.second_vector is not None or algorithm.needs_loss or algorithm.own_starts:
+        settings, limits, layout, state = self._settings, self._settings.asked, self._settings.layout, self._state
+        if not settings.reads_at_once:
             return None
-        if settings.layout.outside or settings.audit or self._weights is not None:
-            return None
-        number = state.round_number
+        number = state.snapshot.round_number
         rounds = number, number, number
         if settings.policy.buffer is not None:
-            same = isinstance(settings.lr, Constant) and not algorithm.needs_plain_steps
+            same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_plain_steps
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
         numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
-        form = settings.layout.n, numbers, state.buffers.ranges, settings.layout.parts
-        copied = 4 * settings.layout.n * (settings.copies_models and state.upload is None)
+        form = layout.n, numbers, state.buffers.ranges, layout.parts
+        copied = 4 * layout.n * (settings.copies_models and state.upload is None)
         return core.PlainUpdates(Update, state.registry.index, *form, copied, may_hold, state.update_buffers.owns)
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:

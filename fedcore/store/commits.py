@@ -47,7 +47,7 @@ class Change(NamedTuple):
     documents: Sequence[tuple[int, str]] = ()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CommitPlan:
     """The changes that a commit makes in memory, computed before the commit so that little can fail after it.
 

@@ -152,18 +152,23 @@ class Slots:
 
     def payloads(self, slots: Iterable[int], dtype: np.dtype[Any], *, writable: bool) -> list[npt.NDArray[Any]]:
         """Return views of the payloads of many slots, as arrays of a dtype."""
-        found = []
+        found, last, per_chunk = [], -1, self._per_chunk
         for slot in slots:
-            number, place = divmod(slot - 1, self._per_chunk)
-            table = self._tables.get((number, writable))
-            if table is None or table.dtype is not dtype:
-                _, memory = self.chunk(slot)
-                shape = len(memory) // self.stride, self.payload // dtype.itemsize
-                table = np.ndarray(shape, dtype, memory, strides=(self.stride, dtype.itemsize))
-                table.setflags(write=writable)
-                self._tables[number, writable] = table
-            found.append(table[place])
+            if (number := (slot - 1) // per_chunk) != last:
+                table, last = self._table(number, slot, dtype, writable), number
+            found.append(table[(slot - 1) % per_chunk])
         return found
+
+    def _table(self, number: int, slot: int, dtype: np.dtype[Any], writable: bool) -> npt.NDArray[Any]:
+        """Return the payloads of a chunk, which has the slot, as rows of an array."""
+        table = self._tables.get((number, writable))
+        if table is None or table.dtype is not dtype:
+            _, memory = self.chunk(slot)
+            shape = len(memory) // self.stride, self.payload // dtype.itemsize
+            table = np.ndarray(shape, dtype, memory, strides=(self.stride, dtype.itemsize))
+            table.setflags(write=writable)
+            self._tables[number, writable] = table
+        return table
 
     def take(self) -> int:
         """Return a slot of undefined content that has no other user."""
