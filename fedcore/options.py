@@ -416,7 +416,7 @@ class ServerOptions:
             listed = isinstance(given, Sequence) and not isinstance(given, str)
             values["aggregation"] = Chain.of([*map(_rule, given)] if listed else given)
         if isinstance(given := values.get("optimizer"), Mapping):
-            values["optimizer"] = _with_options(optimizers.REGISTRY.find(str(given.get("name"))), given)
+            values["optimizer"] = _with_options(optimizers.find(str(given.get("name"))), given)
         found: ServerOptions = from_mapping(cls, values | {"storage": Storage.of(values.get("storage"))})
         return found
 
