@@ -417,7 +417,7 @@ class ServerOptions:
             values["aggregation"] = Chain.of([*map(_rule, given)] if listed else given)
         if isinstance(given := values.get("optimizer"), Mapping):
             values["optimizer"] = _with_options(optimizers.find(str(given.get("name"))), given)
-        found: ServerOptions = from_mapping(cls, values | {"storage": Storage.of(values.get("storage"))})
+        found: ServerOptions = from_mapping(cls, values | {"storage": Storage.of(values.get("storage"))}, "option")
         return found
 
     def keywords(self) -> Openings:

@@ -131,13 +131,14 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
             raise RangeError(
                 "model: the reply is only a chunk; leave model_chunk_size out, so that clients send whole models"
             )
-        found = [metadata[name][client] for name in STEPS if client in metadata.get(name, {})]
-        steps = found[0] if found else self._steps or 1
+        steps = next((metadata[one][client] for one in STEPS if client in metadata.get(one, {})), self._steps or 1)
         examples = as_integer(self.client_sample_size.get(client)) if self._weighs else None
         return Update(client, model, steps, examples, keep=True)
 
     def _open(self) -> Server:
         is_new, server = self.server is None, self._opened_server(self.model, self._clients)
+        if is_new:
+            getattr(self._logger, "info", str)(f"fedcore starts at round {server.round_number}")
         if is_new and self._handed is not None:
             take_model(server, self._handed)
         return server

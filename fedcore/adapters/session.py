@@ -313,14 +313,13 @@ class Job:
 
     def _require_options(self, model: Any, replies: int | None) -> None:
         """Raise an error if the model's new server would refuse the options, or each round of so many replies."""
-        options = self._options
-        if is_begun(options.storage):  # the saved options replace those that are left out
+        given = replace(self._options, limits=self._options.limits or Limits(), policy=RoundPolicy())
+        if is_begun(given.storage):  # the saved options replace those that are left out
             return
-        if options.lr is None:
+        if given.lr is None:
             raise RangeError("lr: missing; set it to the rate of the clients' local steps")
-        given = replace(options, limits=options.limits or Limits(), policy=RoundPolicy())
         settings = Settings.of(self._algorithm, Layout.of(model), given)
-        require_compatible(settings, options.storage, options.compute)
+        require_compatible(settings, given.storage, given.compute)
         if replies is not None and settings.rules.robust is not None:
             settings.rules.require_enough(replies, "add clients, or lower f")
 

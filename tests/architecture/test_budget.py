@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 6_908,
     "csrc": 11_731,
-    "tests": 65_148,
+    "tests": 65_152,
     "fedcore": 2_794,
     "fedcore/adapters": 2_834,
     "fedcore/algorithms": 1_292,

@@ -142,6 +142,7 @@ def test_methods_and_optimizers_have_options(example, tmp_path):
     ("options", "message"),
     [
         ({"lr": None}, "lr: missing"),
+        ({"aggregatoin": "median"}, "option: 'aggregatoin' is unknown; did you mean 'aggregation'"),
         ({"client_weights_mode": "size"}, "client_weights_mode: 'size' is unknown"),
         ({"algorithm": {"name": "MIFA", "wate": 1}}, "option of MIFA: 'wate' is unknown"),
         ({"algorithm": {"wait": False}}, "algorithm: '' is unknown"),
@@ -165,7 +166,8 @@ def test_a_missing_option_is_named(name):
         Aggregator(options)
 
 
-def test_a_resumed_run_keeps_a_rate_that_is_left_out(example, tmp_path):
+def test_a_resumed_run_keeps_a_rate_that_is_left_out(example, tmp_path, caplog):
+    caplog.set_level("INFO", "appfl")
     agent = example.make_agent("FedAvg", tmp_path, clients=1, storage=str(tmp_path / "state"))
     agent.global_update("client-0", example.train(agent.get_parameters(init_model=False), 0)).result()
     agent.aggregator.server.close()
@@ -173,6 +175,8 @@ def test_a_resumed_run_keeps_a_rate_that_is_left_out(example, tmp_path):
     resumed.get_parameters(init_model=False)
     assert resumed.aggregator.server.round_number == 1
     assert resumed.aggregator.server.settings.lr(0) == example.LR
+    lines = [record.message for record in caplog.records if "starts at round" in record.message]
+    assert [line.rpartition(" ")[2] for line in lines] == ["0", "1"]
     resumed.aggregator.server.close()
 
 
