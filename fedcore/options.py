@@ -404,7 +404,7 @@ class ServerOptions:
         """Return the options in a mapping, such as a configuration; those in ``options`` are a ``ServerOptions``.
 
         ``limits``, ``storage``, ``compute`` and ``policy`` may be mappings, such as ``{"max_norm": 10.0}``. So may each
-        rule of ``aggregation``: ``{"name": "RejectLong", "ratio": 30}``.
+        rule of ``aggregation``, ``{"name": "RejectLong", "ratio": 30}``, and the ``optimizer``.
         """
         values = {name: value for name, value in options.items() if value is not None}
         values = vars(values.pop("options", cls())) | values
@@ -415,7 +415,9 @@ class ServerOptions:
             given = [given] if isinstance(given, Mapping) else given
             listed = isinstance(given, Sequence) and not isinstance(given, str)
             values["aggregation"] = Chain.of([*map(_rule, given)] if listed else given)
-        found: ServerOptions = from_mapping(cls, values | {"storage": Storage.of(values.get("storage"))})
+        if isinstance(given := values.get("optimizer"), Mapping):
+            values["optimizer"] = _with_options(optimizers.find(str(given.get("name"))), given)
+        found: ServerOptions = from_mapping(cls, values | {"storage": Storage.of(values.get("storage"))}, "option")
         return found
 
     def keywords(self) -> Openings:
@@ -426,8 +428,11 @@ class ServerOptions:
 def _rule(rule: Any) -> Rule | str:
     if not isinstance(rule, Mapping):
         return rule  # type: ignore[no-any-return]
-    kind = rules.REGISTRY.find(rules.spelled(str(rule.get("name"))))
-    return from_mapping(kind, {name: value for name, value in rule.items() if name != "name"})  # type: ignore[no-any-return]
+    return _with_options(rules.REGISTRY.find(rules.spelled(str(rule.get("name")))), rule)  # type: ignore[no-any-return]
+
+
+def _with_options(kind: Any, table: Mapping[str, Any]) -> Any:
+    return from_mapping(kind, {name: value for name, value in table.items() if name != "name"})
 
 
 def from_mapping(kind: type, options: Mapping[str, Any], argument: str = "") -> Any:

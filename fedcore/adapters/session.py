@@ -11,10 +11,11 @@ from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
 from fedcore.errors import RangeError, RoundError, UnknownClientError
 from fedcore.files import closed_on_error
-from fedcore.model import Model
-from fedcore.options import MOST_CLIENT_LR, Limits, ServerOptions, from_mapping
+from fedcore.model import Layout, Model
+from fedcore.options import MOST_CLIENT_LR, Limits, RoundPolicy, ServerOptions, Settings, from_mapping
 from fedcore.profiling import span
 from fedcore.server import Report, Round, Server, Update, rejection_summary
+from fedcore.server.compatibility import require_compatible
 from fedcore.server.opening import is_begun
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import as_integer, check_integer, describe_integers, is_integer, rejection_reason
@@ -121,9 +122,13 @@ def beyond_plain_steps(algorithm: Algorithm) -> str | None:
     return None if algorithm.direction == Direction() else "whose clients add terms to their gradient"
 
 
-def with_plain_steps(algorithm: Algorithm | str, lr: float | Rate | None) -> Algorithm:
-    """Return the algorithm; raise an error if its clients do more than steps y -= lr grad(y)."""
-    method = named(algorithm) if isinstance(algorithm, str) else algorithm
+def with_plain_steps(algorithm: Algorithm | str | Mapping[str, Any], lr: float | Rate | None) -> Algorithm:
+    """Return the algorithm; raise an error if its clients do more than steps y -= lr grad(y).
+
+    In a mapping, it is the one with a ``name``, with the other entries as its options.
+    """
+    table = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    method = named(**{"name": "", **table}) if isinstance(table, Mapping) else table
     if more := beyond_plain_steps(method):
         raise RangeError(
             f"algorithm: {type(method).__name__} is a method {more}, which is not supported here; use a method of "
@@ -296,7 +301,7 @@ class Job:
     server: Server | None
     reports: list[Report]
 
-    def _prepare(self, framework: str, algorithm: Algorithm | str, options: Mapping[str, Any]) -> None:
+    def _prepare(self, framework: str, algorithm: Any, options: Mapping[str, Any]) -> None:
         """Check and keep the options of a job, whose clients take plain steps and whose framework closes rounds."""
         values = dict(options)
         self._rejected_rounds = RejectedRounds(values.pop("abort_after", 3))
@@ -305,6 +310,18 @@ class Job:
         if self._options.policy is not None:
             raise RangeError(f"policy: {framework} waits for all clients of a round itself; leave policy out")
         self._algorithm = with_plain_steps(algorithm, self._options.lr)
+
+    def _require_options(self, model: Any, replies: int | None) -> None:
+        """Raise an error if the model's new server would refuse the options, or each round of so many replies."""
+        given = replace(self._options, limits=self._options.limits or Limits(), policy=RoundPolicy())
+        if is_begun(given.storage):  # the saved options replace those that are left out
+            return
+        if given.lr is None:
+            raise RangeError("lr: missing; set it to the rate of the clients' local steps")
+        settings = Settings.of(self._algorithm, Layout.of(model), given)
+        require_compatible(settings, given.storage, given.compute)
+        if replies is not None and settings.rules.robust is not None:
+            settings.rules.require_enough(replies, "add clients, or lower f")
 
     def _opened_server(self, model: Any, clients: Iterable[ClientId]) -> Server:
         """Return the server; the first model makes it, or loads that of an earlier job."""

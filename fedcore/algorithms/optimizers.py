@@ -301,7 +301,12 @@ REGISTRY: Registry[Callable[..., Optimizer]] = Registry(
 
 def named(name: str, **options: float) -> Optimizer:
     """Return the optimizer with a name: a key of ``REGISTRY`` in any case, an entry point, or ``module:Name``."""
-    return REGISTRY.find({known.lower(): known for known in REGISTRY}.get(name.lower(), name))(**options)
+    return find(name)(**options)
+
+
+def find(name: str) -> Callable[..., Optimizer]:
+    """Return the class or function of the optimizer with a name, as for ``named``."""
+    return REGISTRY.find({known.lower(): known for known in REGISTRY}.get(name.lower(), name))
 
 
 def as_optimizer(optimizer: Optimizer | str | None) -> Optimizer | None:

@@ -18,7 +18,8 @@ from fedcore.adapters.session import (
     with_plain_steps,
 )
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvgM
-from fedcore.errors import ArrayError, RangeError, RoundError
+from fedcore.algorithms.optimizers import Adam
+from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
 from fedcore.options import ServerOptions
 from fedcore.server.broadcast import Instructions
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
@@ -32,6 +33,15 @@ def opened(algorithm, clients, storage=None, **how):
         {"lr": 0.1, "storage": storage} | {k: how.pop(k) for k in ("limits",) if k in how}
     )
     return open_server(X0, algorithm, clients, options, **how)
+
+
+def test_methods_and_optimizers_in_a_configuration_have_options():
+    assert with_plain_steps({"name": "MIFA", "wait": False}, 0.1) == MIFA(wait=False)
+    for name in ("Adam", "adam"):
+        assert ServerOptions.from_mapping({"optimizer": {"name": name, "eta": 0.5}}).optimizer == Adam(eta=0.5)
+    for table in ({"name": "Adam", "etta": 0.5}, {"eta": 0.5}):
+        with pytest.raises(UnknownNameError):
+            ServerOptions.from_mapping({"optimizer": table})
 
 
 def test_clients_are_registered_also_with_an_earlier_server(tmp_path):

@@ -19,7 +19,7 @@ class Block:
     """A code block.
 
     Attributes:
-        language: python, sh, toml or text.
+        language: python, sh, toml, yaml or text.
         text: the contents.
         reason: the reason why no test runs the block. None: a test runs it.
         follows: whether only blank lines separate it from the previous block.

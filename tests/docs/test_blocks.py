@@ -9,6 +9,7 @@ from tests.docs.running import Page, restored_registries
 
 # The allowed reasons for a block that no test runs.
 REASONS = {
+    "it needs APPFL, with which tests/adapters/appfl runs it",
     "it needs a GPU",
     "it needs a Ray cluster",
     "it needs Flower's own processes, which tests/adapters/wire runs",
@@ -21,7 +22,7 @@ REASONS = {
     "it creates a separate environment",
 }
 RUN_ELSEWHERE = {DOCS / "operations.md": "tests/test_operations.py"}
-LANGUAGES = {"python", "sh", "toml", "text"}
+LANGUAGES = {"python", "sh", "toml", "yaml", "text"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -33,9 +33,11 @@ def test_rows_are_measured_from_the_model_that_an_override_returned(tmp_path):
 
 
 def test_an_asynchronous_scheduler_is_refused_in_its_first_round(tmp_path):
-    agent = agent_of("aggregator", folder=str(tmp_path))
+    agent, model = agent_of("aggregator", folder=str(tmp_path)), trained(Net().state_dict(), 0)
     with pytest.raises(errors.RangeError, match=r"^scheduler: only SyncScheduler"):
-        agent.aggregator.aggregate("client-0", trained(Net().state_dict(), 0), staleness=0)
+        agent.aggregator.aggregate("client-0", model, staleness=0)
+    with pytest.raises(errors.RangeError, match=r"^scheduler: only SyncScheduler"):  # QueueScheduler
+        agent.aggregator.aggregate(local_models={"client-0": model}, staleness={"client-0": 0})
 
 
 @pytest.mark.parametrize("how", [{"train": {"send_gradient": True}}, {"use_secure_agg": True}], ids=str)
