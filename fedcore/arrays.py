@@ -475,7 +475,7 @@ def read_tensor_to_device(name: str, leaf: Any, part: Any, device: str) -> None:
         return
     narrow, leaf = NARROW.get(dtype_name(leaf)), flatten_on_device(name, leaf)
     if narrow is None:
-        part.copy_from(leaf)
+        core.combine([leaf], np.ones(1), part)
     else:
         core.dequantise(leaf, None, narrow, part)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from functools import cached_property, partial
-from inspect import Parameter, isroutine, signature
+from inspect import Parameter, isclass, isroutine, signature
 from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
@@ -22,10 +22,11 @@ from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
 from fedcore.arrays import CPU, F64, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.model import Layout
+from fedcore.model.layout import patterns_of
 from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
 from fedcore.rules.norms import RatioRule
 from fedcore.store.commits import Durability, Medium
-from fedcore.validation import Registry, absolute, check_integer, check_number
+from fedcore.validation import Registry, absolute, check_integer, check_number, listed, require_objects
 
 Accumulator = Literal["float32", "float64", "exact"]
 """The precision of a round's sums."""
@@ -58,16 +59,9 @@ def _one_of(names: tuple[str, ...]) -> Callable[[str, Any], Any]:
 
 
 def _executor(name: str, value: Any) -> Any:
-    if not hasattr(value, "make"):
+    if isclass(value) or not hasattr(value, "make"):
         raise RangeError(f"{name}={value!r}: give a placement of fedcore.cluster, such as OnRay()")
     return value
-
-
-def _patterns(name: str, value: Any) -> tuple[str, ...]:
-    patterns = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise RangeError(f"{name}={value!r}: must be name patterns, such as ('*mean',)")
-    return patterns
 
 
 def _discount(name: str, value: Any) -> float | tuple[float, float]:
@@ -83,14 +77,14 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_examples": _integer(1),
     "max_norm": lambda name, value: check_number(name, value, "(0, inf)"),
     "max_client_lr": lambda name, value: check_number(name, value, "(0, inf)"),
-    "signed_buffers": _patterns,
+    "signed_buffers": patterns_of,
     "max_open": _integer(1),
     "path": lambda name, path: str(absolute(path, name)),
     "medium": _one_of(get_args(Medium)),
     "durability": _one_of(get_args(Durability)),
     "cached_rows": _integer(0),
     "resident": _integer(1),
-    "folders": lambda name, paths: tuple(str(absolute(path, name)) for path in paths),
+    "folders": lambda name, paths: tuple(str(absolute(path, name)) for path in listed(name, paths)),
     "device": lambda _, device: device_named(device),
     "accumulator": _one_of(get_args(Accumulator)),
     "batch_size": _integer(1),
@@ -570,6 +564,7 @@ class Settings:
         checks: dict[str, Callable[[Any], Any]] = dict.fromkeys(RATES, as_rate)
         checks |= {"limits": as_limits, "aggregation": Chain.of, "policy": as_policy}
         values: dict[str, Any] = {}
+        require_objects(options)
         for name, value in options.items():
             if name not in CHANGEABLE:
                 raise UnknownNameError.of("option", name, CHANGEABLE)
@@ -613,10 +608,10 @@ class Settings:
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """Return the settings before a round as JSON, with the keys of the folder format."""
-        listed = [describe("aggregation", rule) for rule in self.rules if not isinstance(rule, Mean)]
+        chain = [describe("aggregation", rule) for rule in self.rules if type(rule) is not Mean]
         rates = {what: next_rate(what, getattr(self, what), round) for what in RATES}
         waiting = {name: value for name, value in _unusual(self.policy).items() if name != "max_staleness"}
-        optional = {"rules": listed, "policy": waiting}
+        optional = {"rules": chain, "policy": waiting}
         return {
             "algorithm": describe("algorithm", self.algorithm),
             "layout": self.layout.to_state(),
@@ -809,6 +804,8 @@ def describe(what: str, value: Any) -> dict[str, Any] | None:
     if isroutine(value) or isinstance(value, partial):
         return described
     options, complete = _options(value)
+    if isinstance(value, Mean) and value.weights is not None:  # which a folder does not store
+        options, complete = {option: own for option, own in options.items() if option != "weights"}, False
     findable = complete and name is not None and (what in BY_MODULE or ":" not in name)
     # The module is not compared: the main module has a different name in another process.
     return described | {"name": name if findable else None, "class": type(value).__qualname__, "options": options}

@@ -188,6 +188,25 @@ def short_repr(value: object) -> str:
         return f"an unprintable {type(value).__name__}"
 
 
+def require_objects(options: Mapping[str, Any]) -> None:
+    """Raise RangeError if an option, or an entry of one, is a class in place of an object."""
+    for name, value in options.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isclass(one):
+                raise RangeError(f"{name}={one.__name__}: is a class; call it: {one.__name__}(...)")
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """Return the entries of an argument; raise RangeError if it has none, or is a text, whose letters are no entries.
+
+    >>> listed("ids", ("ab", "c"))
+    ['ab', 'c']
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise RangeError(f"{name}={short_repr(values)}: must be a list, such as [{short_repr(values)}]")
+    return list(values)
+
+
 def rejection_reason(error: Exception) -> str:
     """Return an error's text as a rejection reason of at most ``LONGEST_REASON`` characters.
 

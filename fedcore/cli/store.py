@@ -143,13 +143,14 @@ def info(options: Options) -> None:
         hints = [] if problems else saved.loading_hints(opened)
         waiting, damage = _or_problem(saved.open_updates, options.path, opened.state)
         problems += damage
-    log, damage = _or_problem(saved.read_audit, options.path)
+    torn = saved.incomplete_change(_stores(options.path))
+    log, damage = ([], []) if torn else _or_problem(saved.read_audit, options.path)
     problems += damage
     newest = log[-1][0] if log else None
     if options.json:
         last = None if undo is None else {"what": undo.transaction, "before": undo.before}
         facts: dict[str, Any] = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints}
-        facts |= {"age": age, "audited": newest}
+        facts |= {"age": age, "audited": newest, "incomplete": torn}
         terminal.print_json(asdict(found) | facts)
         _check_age(age, options)
         return
@@ -160,6 +161,7 @@ def info(options: Options) -> None:
     pairs += [("free slots", f"{found.free:,}"), ("on disk", terminal.bytes_text(found.bytes))]
     pairs += [("open round", f"{len(waiting):,} updates in the journal")] if waiting else []
     pairs += [("newest audit document", newest)] if newest else []
+    pairs += [("to be rolled back", torn)] if torn else []
     pairs += [("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}")]
     pairs += [("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers]
     pairs += [("cannot be loaded", problem) for problem in problems] + [("to load it", hint) for hint in hints]
@@ -225,9 +227,11 @@ def verify(options: Options) -> None:
             problems += (opened.verify() or saved.folder_problems(opened)) + saved.journal_problems(folder)
             rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
             hints = [] if problems else hints or saved.loading_hints(opened)
-    problems += [] if problems else _or_problem(saved.read_audit, options.path)[1]
-    facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors}
+    torn = saved.incomplete_change(_stores(options.path))
+    problems += [] if problems or torn else _or_problem(saved.read_audit, options.path)[1]
+    facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors, "incomplete": torn}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
+    lines += [torn] if torn else []
     if options.round and not problems:
         facts["open_round"], more = _replayed(options.path, _audit_key(options))
         lines += more
@@ -279,7 +283,8 @@ def compact(options: Options) -> None:
     journals = [] if journal is None else [journal]
     stores = [*(shards or _stores(options.path)), *journals]
     before = sum(map(_bytes, stores))
-    if shards or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
+    torn = not shards and saved.incomplete_change(_stores(options.path))  # loading rolls it back, which needs old rows
+    if shards or torn or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
         storage = Storage(medium="mmap", folders=options.folders, audit_key=_audit_key(options))
         with Server.load(options.path, storage=storage) as server:
             server.compact(erase=options.erase)
@@ -499,6 +504,8 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
         held = f"transaction {last.last}, {found.rows:,} rows, {terminal.bytes_text(found.bytes)} on disk"
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
     waiting, problems = _or_problem(saved.open_updates, file.parent, state)
+    torn = saved.incomplete_change([Path(shard.folder or "") for shard in shards])
+    pairs += [("to be rolled back", torn)] if torn else []
     pairs += [("cannot be loaded", problem) for problem in problems]
     newest = None if state is None else state["numbers"].get("audited")
     pairs += [("newest audit document", newest)] if newest else []
@@ -506,7 +513,8 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
         pairs.append(("open round", f"{len(waiting):,} updates in the journal"))
     if options.json:
         whole = {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "open_round": waiting}
-        terminal.print_json(whole | {"problems": problems, "age": age, "audited": newest, "shards": facts})
+        whole |= {"problems": problems, "age": age, "audited": newest, "incomplete": torn}
+        terminal.print_json(whole | {"shards": facts})
     else:
         terminal.print_pairs([*pairs, ("last commit", f"{age:,.0f} s ago")])
     _check_age(age, options)

@@ -99,7 +99,7 @@ class Model:
     @property
     def ignored(self) -> tuple[str, ...]:
         """The patterns of the tensors that are not part of the server's model."""
-        return (*_patterns(self.personal), *_patterns(self.frozen))
+        return (*patterns_of("personal", self.personal), *patterns_of("frozen", self.frozen))
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor is personal or frozen."""
@@ -109,7 +109,7 @@ class Model:
         """Return the names of each group's tensors; empty if updates have every tensor."""
         groups: dict[str, list[str]] = {str(group): [] for group in self.partial}
         for name in names if groups else ():
-            fits = (str(group) for group, patterns in self.partial.items() if matches(name, _patterns(patterns)))
+            fits = (str(group) for group, of in self.partial.items() if matches(name, patterns_of("partial", of)))
             groups.setdefault(next(fits, REST), []).append(name)
         if empty := [group for group, members in groups.items() if not members]:
             raise UnknownNameError(f"partial[{empty[0]!r}]: no tensor matches; use patterns of {', '.join(names[:3])}")
@@ -120,8 +120,12 @@ REST = "rest"
 """The group of the tensors that match no pattern of ``Model.partial``."""
 
 
-def _patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+def patterns_of(name: str, value: Any) -> tuple[str, ...]:
+    """Return name patterns, of which a text is one; raise RangeError for other objects."""
+    patterns = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise RangeError(f"{name}={value!r:.100}: must be name patterns, such as ('*mean',)")
+    return patterns
 
 
 class Layout(Represented):

@@ -178,7 +178,8 @@ class Chain:
 
     def with_weights(self, weights: Weights | None) -> "Chain":
         """Return the chain with different weights of the ``Mean``."""
-        return Chain((*self.rules[:-1], Mean(weights)))
+        *before, mean = self.rules
+        return Chain((*before, replace(mean, weights=weights)))  # type: ignore[call-arg]
 
     @cached_property
     def robust(self) -> RobustRule | None:

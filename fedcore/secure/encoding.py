@@ -96,12 +96,15 @@ class Encoding:
                 vectors.
 
         Raises:
+            ArrayError: ``server`` is no ``Server``; ``Totals`` have their own ``encoding``.
             RangeError: masked sums do not support the server's method or options, or the limits are too wide for 64
                 bits.
             RoundError: the budget of ``PrivateMean`` is spent.
 
         Cost: reads x, and the vectors in ``work``.
         """
+        if not isinstance(server, Server):
+            raise ArrayError(f"server: expected a Server, got {server!r:.200}; for Totals use totals.encoding()")
         form = cls._of(server, state := server._backend, clients=clients, colluding=colluding)
         sent = broadcast_of(server.settings, form.round, (), state.sent_vectors((), set())).on_host()
         if work is None and (instructions := sent.of(0)).vectors():  # they are equal for all clients

@@ -16,7 +16,7 @@ from fedcore.options import Settings
 from fedcore.runtime import Unpicklable
 from fedcore.server.update import SentSlices
 from fedcore.store.registry import ClientId, Registry, canonical
-from fedcore.validation import Represented, is_integer, is_number
+from fedcore.validation import Represented, is_integer, is_number, listed
 
 VECTORS = ("offset", "x_prev")
 """Fields of ``Instructions`` that a message carries as vectors, if they are not None."""
@@ -373,8 +373,8 @@ def addressed_clients(
     registry: Registry, ids: Iterable[ClientId], newcomers: Iterable[ClientId]
 ) -> tuple[tuple[ClientId, ...], set[ClientId]]:
     """Return the clients of a broadcast, and those of ``newcomers`` that are not registered."""
-    new = {client for client in map(canonical, newcomers) if client not in registry}
-    clients = tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+    new = {client for client in map(canonical, listed("newcomers", newcomers)) if client not in registry}
+    clients = tuple(ids.tolist() if isinstance(ids, np.ndarray) else listed("ids", ids))
     if registry.index.numbers(clients).min(initial=0) < 0:  # newcomers, unknown ids, or ids of a different type
         clients = tuple(client if client in new else registry.check(client) for client in clients)
     return clients, new

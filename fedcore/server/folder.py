@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
@@ -17,7 +18,7 @@ from fedcore import kernels
 from fedcore.algorithms import REGISTRY
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
-from fedcore.errors import CheckpointError, CorruptionError, DeviceError, StoreError
+from fedcore.errors import CheckpointError, CorruptionError, DeviceError, FedcoreError, StoreError
 from fedcore.files import part_of, require_same
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -298,6 +299,23 @@ def agree(stores: Sequence[ClientStore]) -> None:
         go_back(store, to)
 
 
+def incomplete_change(folders: Sequence[Path]) -> str | None:
+    """Return a line if some parts of a server, in these folders, are a change ahead of others; None for other folders.
+
+    A server that writes now soon has the change in all parts, so the line comes only if they stay apart for a second.
+    """
+    for _ in range(50):
+        held: list[tuple[int, int]] = []
+        with suppress(FedcoreError), checkpoint_errors(folders[0]):  # of damage, which others report
+            numbers = [state_of(folder)["numbers"] for folder in folders]
+            held = [(count_of(of), int(of["round_number"])) for of in numbers]
+        if len(set(held)) < 2:
+            return None
+        time.sleep(0.02)
+    ahead = f"the last change is incomplete: {sum(one > min(held) for one in held)} of {len(held)} parts have it"
+    return f"{ahead}; the server was killed or writes it now; Server.load goes back to the end of {min(held)[1]} rounds"
+
+
 # Verification of a folder: a server can be loaded from it, and its running total is the sum of its rows.
 
 
@@ -511,7 +529,8 @@ def read_audit(path: Path, shards: Sequence[Any] = ()) -> list[tuple[str, Docume
                 is_one = not counts and all(state["numbers"] == states[0]["numbers"] for state in states)
                 if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
                     return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
-    raise StoreError(f"{path}: a server writes to it without a pause; try again")
+    torn = incomplete_change([Path(one.folder) for one in shards] or [path, *group_folders(path)])
+    raise StoreError(f"{path}: {torn or 'a server writes to it without a pause; try again'}")
 
 
 # The model of a folder, which can be read while a server writes, without the rows.
@@ -612,7 +631,8 @@ def open_part(path: Path, **options: Any) -> ClientStore:
 def _read_groups(path: Path, layout: Layout) -> SavedModel:
     groups = dict(zip(layout.groups, map(read_model, group_folders(path)), strict=True))
     if len(rounds := {group.round_number for group in groups.values()}) > 1:
-        raise StoreError(f"{path}: a server is committing rounds {sorted(rounds)}; read the model again")
+        torn = incomplete_change(group_folders(path))
+        raise StoreError(f"{path}: {torn or f'a server is committing rounds {sorted(rounds)}; read the model again'}")
     counters = {name: counter for group in groups.values() for name, counter in group.counters.items()}
     x = layout.join({name: group.x for name, group in groups.items()}, np.empty(layout.n, np.float32))
     return SavedModel(layout, x, counters, rounds.pop())

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedcore.arrays import F32, F64, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of, zeros
+from fedcore.arrays import CPU, F32, F64, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of
 from fedcore.errors import CheckpointError, RangeError, ShapeError
 from fedcore.files import part_of, require_same
 from fedcore.kernels import ExactSum
@@ -24,6 +24,7 @@ from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, Updat
 from fedcore.server.folder import agree, checkpoint_errors, group_folders, server_state
 from fedcore.server.opening import (
     First,
+    device_of_state,
     first_of,
     first_stores,
     in_files,
@@ -35,7 +36,7 @@ from fedcore.server.opening import (
 from fedcore.server.partial import cut_sum
 from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
 from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery, X
-from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State
+from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State, Upload
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
 from fedcore.server.update import (
     Kind,
@@ -43,6 +44,7 @@ from fedcore.server.update import (
     as_vector,
     digest_of_numbers,
     in_float32,
+    joined_float32,
     raises_fedcore_errors,
     require_finite,
 )
@@ -81,12 +83,13 @@ class GroupReader(UpdateReader):
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
         layout, tensors = self._settings.layout, list[Any]([None] * len(self._settings.layout.slices))
         n = layout.n_parameters if update.kind == "gradient" else layout.n
-        if (vector := as_vector(update.kind, update.value, n)) is not None:
+        if (vector := as_vector(update.kind, update.value, n, device=self._settings.device)) is not None:
             fixed = core.are_immutable([vector]) or self._state.update_buffers.owns(vector)
-            if vector.dtype == np.float64 and update.kind != "gradient":
-                layout.log_rounded(layout.unflatten(vector))
-            vector = in_float32(vector)
-            vector = vector if vector.flags.aligned else copied(vector)
+            if self._state.upload is None or isinstance(vector, np.ndarray):
+                if vector.dtype == np.float64 and update.kind != "gradient":
+                    layout.log_rounded(layout.unflatten(vector))
+                vector = in_float32(vector)
+                vector = vector if vector.flags.aligned else copied(vector)
             return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed
         for name, named in layout.split(update.value).items():
             own = layout.of_groups[name].pieces(named, device=self._settings.device)
@@ -98,7 +101,7 @@ class GroupReader(UpdateReader):
         """See ``UpdateReader``."""
         for name in self._state.sent_groups(y):
             own = self._own_starts.get(name, started)
-            self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, own)
+            self._readers[name].check_buffers([y[i] for i in self._state.places[name]], kind, own)
 
     def last_start(self, client: ClientId, y: Any) -> int:
         """See ``UpdateReader``; of the client's updates that had one of these groups."""
@@ -224,12 +227,13 @@ class GroupSums:
     def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:
         """Yield each group that some updates have, its part of these updates, and their indices."""
         sent, layout = [self._state.sent_groups(y) for y in batch.vectors], self._state.settings.layout
+        device = self._state.settings.device
         for i, name in enumerate(self._sums):
             at = np.flatnonzero([name in groups for groups in sent])
             if len(at):
                 part = batch.chosen(at)
                 part.vectors = [self._state.tensors_of(name, y) for y in part.vectors]
-                part.controls = [None if c is None else layout.cut(in_float32(c), name) for c in part.controls]
+                part.controls = [None if c is None else layout.cut(in_float32(c, device), name) for c in part.controls]
                 part.bases = [None if base is None else base[i] for base in part.bases]
                 if self._state.settings.algorithm.own_starts:
                     part.starts = np.array(list(map(self._state.groups[name].last_round, part.clients)))
@@ -251,7 +255,10 @@ class GroupedState(State):
         self.settings, self.snapshot, self.store, self.groups = settings, snapshot, store, dict(groups)
         index = {piece.name: i for i, piece in enumerate(layout.slices)}
         self.places = {name: [index[piece.name] for piece in own.slices] for name, own in layout.of_groups.items()}
-        self.reducer, self.upload = Reducer(has_buffers=layout.n > layout.n_parameters), None
+        self.reducer, device = Reducer(has_buffers=layout.n > layout.n_parameters), settings.device
+        self.upload = None if device == CPU else Upload(device, {layout.n, layout.n_parameters}, settings.batch_size)
+        for group in self.groups.values():
+            group.upload = None  # updates are brought whole
         self.newcomers = Newcomers(store, weighs_shares=settings.algorithm.needs_shares)
         self.update_buffers = BufferPool(layout.n, most=settings.batch_size, device=settings.device)
         self.waiting = AwaitedClients()
@@ -269,8 +276,7 @@ class GroupedState(State):
         """Return a group's vector, as a round of the group reads it."""
         own, group = [tensors[i] for i in self.places[name]], self.groups[name]
         if group.settings.copies_models or (group.settings.algorithm.keeps_rows and group.store.codec != "f32"):
-            parts = [in_float32(tensor).reshape(-1) for tensor in own if tensor is not None]
-            return np.concatenate(parts, out=empty(sum(map(len, parts)), device=group.settings.device))
+            return joined_float32([tensor for tensor in own if tensor is not None], group.settings.device)
         return own
 
     def require_groups(self, client: ClientId, sent: list[str]) -> None:
@@ -324,7 +330,7 @@ class GroupedState(State):
             reports[name] = report_of(group.settings, step, cohort, found, staleness(step), (), 0.0, 0, UNASKED)
             self._steps.append(step)
             for client in cohort.clients if fixed else ():
-                sets.setdefault(client, zeros(len(self.groups)))[i] = 1
+                sets.setdefault(client, np.zeros(len(self.groups), np.float32))[i] = 1
         self._new_sets = {client: own for client, own in sets.items() if self.store.round_of(client) is None}
         for client, own in self._new_sets.items():
             row: Any = self.store.stage(client)
@@ -467,7 +473,7 @@ class GroupedState(State):
     def start_for(self, client: ClientId) -> F32:
         """See ``State``; the present model for the groups that the client does not send."""
         parts = {name: one.start_for(client) for name, one in self.groups.items() if client in one.registry}
-        return self.settings.layout.join(parts, np.array(self.sent_model("sent")))
+        return self.settings.layout.join(parts, copied(self.sent_model("sent")))
 
     def offset(self, client: ClientId | None, out: Any) -> Any:
         """See ``State``; zero for the groups that a client does not send."""
@@ -523,7 +529,8 @@ def new_state(
     listed = clients if isinstance(clients, int) else list(clients)
     folder = None if storage.path is None else absolute(storage.path).parent
     with ExitStack() as stack:
-        rows = stack.enter_context(new_rows(None, replace(storage, codec="f32"), listed, len(layout.groups)))
+        shared = replace(storage, codec="f32", medium=None if storage.medium == "cuda" else storage.medium)
+        rows = stack.enter_context(new_rows(None, shared, listed, len(layout.groups)))
         require_clients(rows, listed)
         settings = in_files(settings, storage.resident, folder)
         x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
@@ -535,7 +542,7 @@ def new_state(
             part = layout.cut(x, name)
             freeze(part)
             of_group = replace(settings, layout=own, audit=False, started_nonnegative=never_negative(own, part))
-            store = stack.enter_context(new_rows(None, storage, listed, own.n_parameters))
+            store = stack.enter_context(new_rows(None, storage, listed, own.n_parameters, settings.device))
             firsts.append(
                 first_of(of_group, part, {piece.name: counters[piece.name] for piece in own.outside}, sizes, store)
             )
@@ -566,8 +573,10 @@ def saved_state(
         with checkpoint_errors(path):
             if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
                 storage = _in_folder(storage)
-        rows, saved, _ = stack.enter_context(saved_rows(path, replace(storage, codec=None), compute))
+        shared = replace(storage, codec=None), replace(compute, device=CPU)
+        rows, saved, _ = stack.enter_context(saved_rows(path, *shared))
         with checkpoint_errors(path):
+            compute = replace(compute, device=compute.device or device_of_state(saved))
             settings = Settings.from_state(saved["settings"], given, compute)
             settings = in_files(settings, storage.resident, path if rows.medium == "mmap" else None)
             folders = dict(zip(settings.layout.groups, group_folders(path), strict=True))

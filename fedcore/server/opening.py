@@ -81,7 +81,7 @@ def new_state(
         x = layout.flatten(model, empty(layout.n, device=settings.device))
         require_finite(x, layout)
         freeze(x)
-        settings = replace(settings, started_nonnegative=never_negative(layout, to_host(x)))
+        settings = replace(settings, started_nonnegative=never_negative(layout, x))
         state = first_state(first_of(settings, x, layout.read_counters(model), sizes, rows), storage)
         state.sign_by(storage.audit_key)
         return state
@@ -172,7 +172,8 @@ def first_stores(firsts: Sequence[First], storage: Storage, place: Any = None) -
                 main.device.folder = str(home)
                 for store in made:
                     store.read_into(main.device)
-            yield [on_device(store, main.device, storage.cached_rows) for store in made]
+            devices = [main.device if isinstance(rows, DeviceStore) else CPU for _, _, rows in firsts]
+            yield [on_device(store, device, storage.cached_rows) for store, device in zip(made, devices, strict=True)]
             stack.pop_all()
         except BaseException:
             stack.close()
@@ -188,7 +189,7 @@ def resumed_state(
         rows.read_into(settings.device)
     vectors = vectors_of(rows, on_host(settings.device))
     if "nonnegative" not in saved["settings"]:  # a folder of a version that did not check buffers
-        kept = never_negative(settings.layout, to_host(vectors["x"]))
+        kept = never_negative(settings.layout, vectors["x"])
         settings = replace(settings, started_nonnegative=kept)
     require_plausible(settings, saved, vectors, rows)
     vectors = moved(vectors, settings.device)
@@ -355,7 +356,7 @@ def saved_rows(
     try:
         with checkpoint_errors(where):
             state = server_state(where, rows.state)
-            device = _device_of(state) if device is None else device
+            device = device_of_state(state) if device is None else device
         require_saved("codec", rows.codec, storage.codec)
         require_audit(state["settings"], storage)
         yield on_device(rows, device, storage.cached_rows), state, device
@@ -384,7 +385,7 @@ def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientSto
     with checkpoint_errors(path):
         if medium is None or (medium == "cuda" and device is None) or (medium == "mmap" and keep_previous is None):
             saved = server_state(path, state_of(path))
-            device = _device_of(saved) if device is None else device
+            device = device_of_state(saved) if device is None else device
             if medium is None:
                 medium = "ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"]
             if keep_previous is None and medium == "mmap":
@@ -399,6 +400,6 @@ def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientSto
         ), device
 
 
-def _device_of(state: dict[str, Any]) -> str:
+def device_of_state(state: dict[str, Any]) -> str:
     """Return the device in a saved state. The oldest folders were written on CPUs and have no entry."""
     return device_named(state.get("device", CPU))

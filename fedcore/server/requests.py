@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedcore import kernels
-from fedcore.arrays import F64, Floats, copied, device_of, empty, freeze, ieee, to_host, view_of, zeros
+from fedcore.arrays import F64, Floats, copied, device_of, empty, freeze, ieee, read_only, to_host, view_of, zeros
 from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -379,7 +379,7 @@ class CountersQuery(Query):
     """The integer counters and constants by name."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
-        return now.counters
+        return {name: read_only(counter) for name, counter in now.counters.items()}
 
 
 class ClientSizes(Query):

@@ -18,6 +18,7 @@ from fedcore.arrays import F32, BufferPool, FileMemory, ieee
 from fedcore.errors import (
     AlgorithmError,
     ClusterError,
+    DeviceError,
     FedcoreError,
     RangeError,
     RoundError,
@@ -72,7 +73,7 @@ from fedcore.server.validation import (
     check_distance,
 )
 from fedcore.store.registry import ClientId, Registry
-from fedcore.validation import Represented, check_number, describe_integers, is_integer, rejection_reason
+from fedcore.validation import Represented, check_number, describe_integers, is_integer, listed, rejection_reason
 
 LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
@@ -631,8 +632,8 @@ class Round(OpenRound):
     @ieee
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
-        self.newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
+            self.newcomers = newcomers if isinstance(newcomers, Mapping) else listed("newcomers", newcomers)
             self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
@@ -748,11 +749,11 @@ class Round(OpenRound):
 
     def _hold(self, batch: UpdateBatch, *, is_safe: bool) -> None:
         """Hold a batch of one update, or fold it now if the caller may change its memory."""
+        self._bytes += batch.bytes
         if self._keeps_vectors:
             self._own(batch, is_safe=is_safe)
         self._read_plain()
         self._known.update(self._keys_of(batch, self._arrivals - 1))
-        self._bytes += batch.bytes
         self._held.append(batch)
         if not (is_safe or self._keeps_vectors):
             self._fold_held()
@@ -795,7 +796,7 @@ class Round(OpenRound):
         self._reader.require_form(update)
         try:
             return (client, *self._reader.read(update, client), None)
-        except (AlgorithmError, ClusterError):  # an error of the server's own rate or weights; a lost shard
+        except (AlgorithmError, ClusterError, DeviceError):  # the server's own rate, weights or device; a lost shard
             raise
         except FedcoreError as error:
             return client, None, False, rejection_reason(error)

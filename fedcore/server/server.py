@@ -63,7 +63,7 @@ from fedcore.store.files.folder import remove
 from fedcore.store.files.inventory import GROUPS
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients, Registry
-from fedcore.validation import Represented, absolute, check_integer
+from fedcore.validation import Represented, absolute, check_integer, listed, require_objects
 
 
 class Server(Represented, Unpicklable):
@@ -138,10 +138,12 @@ class Server(Represented, Unpicklable):
         policy: RoundPolicy = RoundPolicy(),  # noqa: B008
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        require_objects(locals())
         layout = Layout.of(model)
         warn_if_frozen(model, layout)
         given = storage if isinstance(storage, ClientStore) else None
         place = Storage().opened(storage) if isinstance(storage, ClientStore) else Storage.of(storage)
+        clients = listed("clients", clients) if isinstance(clients, str | bytes) else clients  # raises RangeError
         ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
         method = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(method, Algorithm):
@@ -183,7 +185,7 @@ class Server(Represented, Unpicklable):
 
     def _start(self, backend: Any, place: tuple[Any, ...], callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend
-        self._place, self.callbacks = place, tuple(callbacks)
+        self._place, self.callbacks = place, tuple(listed("callbacks", callbacks))
         base = model.tensors if isinstance(model, Model) else model
         self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
@@ -361,12 +363,13 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
+        require_objects({name: value for name, value in locals().items() if name != "cls"})
         given, server = checked_objects(algorithm, lr, server_lr, optimizer, aggregation), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
-        storage = (storage or Storage()).at(home)
+        storage = Storage.of(storage).at(home)
         backend: Any
         saved: Mapping[str, Any]
         if manifest is not None:
@@ -376,7 +379,7 @@ class Server(Represented, Unpicklable):
             medium, compute = storage.medium or "mmap", replace(compute, executor=backend.coordinator.placement)
         elif folder is not None and part_of(folder / GROUPS) is not None:
             backend, saved = groups.saved_state(folder, given, storage, compute)
-            medium = storage.medium or backend.store.medium
+            medium = storage.medium or backend.states[0].store.medium
             storage = storage if medium == "mmap" else replace(storage, journal=storage.journal or False)
         else:
             backend, saved = saved_state(path, given, storage, compute)
@@ -746,7 +749,7 @@ class Server(Represented, Unpicklable):
                 newcomers = opened.newcomers
                 opened.abort()  # it begins again, from the new x
             self._between_rounds()
-            self._backend.apply(requests.ReplaceX(counters, never_negative(self.layout, to_host(x)), vectors={"x": x}))
+            self._backend.apply(requests.ReplaceX(counters, never_negative(self.layout, x), vectors={"x": x}))
             if newcomers is not None:
                 self.open_buffer(newcomers=newcomers)
         if not self._has_replaced:
@@ -763,8 +766,8 @@ class Server(Represented, Unpicklable):
             else:
                 counters = layout.read_counters(model)
                 if layout.groups:
-                    sent = layout.split(model).items()
-                    x = layout.join({name: layout.of_groups[name].flatten(own) for name, own in sent}, copied(self.x))
+                    x, of, sent = copied(self.x), layout.of_groups, layout.split(model).items()
+                    layout.join({name: of[name].flatten(own, layout.cut(x, name)) for name, own in sent}, x)
                 else:
                     x = layout.flatten(model, empty(layout.n, device=device))
         require_finite(x, layout)
@@ -1030,7 +1033,7 @@ class EdgeAggregator:
     ) -> None:
         population = check_integer("population", population, 0, 2**53)
         options: dict[str, Any] = {"server_lr": server_lr, "limits": limits, "aggregation": aggregation}
-        ids = clients if isinstance(clients, Mapping) else list(clients)
+        ids = clients if isinstance(clients, Mapping) else listed("clients", clients)
         self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
         self._server.require_partial_sums()
         self._state: State = self._server._backend

@@ -122,7 +122,7 @@ class Upload:
 
     def _is_on_device(self, y: Any) -> bool:
         if isinstance(y, list):
-            return all(device_of(tensor) == self._device for tensor in y)
+            return all(map(self._is_on_device, y))
         return y is None or device_of(y) == self._device
 
     def _copied(self, y: Any) -> Any:

@@ -34,12 +34,12 @@ from fedcore.arrays import (
     empty,
     freeze,
     from_dlpack,
-    is_device_array,
     is_own_class,
     map_file,
     own_class,
     own_classes,
     read_leaf,
+    read_tensor_to_device,
     set_to_zero,
     spans,
     to_host,
@@ -459,7 +459,7 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
     y = y if tuple(y.shape) == (n,) else y.reshape(-1)
     if is_own_class(y) or (device != CPU and device_of(y) == device):
         return y  # on a device, an array belongs to this process; a copy would cost a wait for each update
-    return _float32_copy(y, n, CPU)  # a foreign class may export a different array the next time
+    return _float32_copy(y, n)  # a foreign class may export a different array the next time
 
 
 def _in_memory(expected: str, y: Any, dtype: str, device: str) -> Any:
@@ -481,10 +481,11 @@ def _is_contiguous(y: Any) -> bool:
     return bool(y.flags.c_contiguous) if hasattr(y, "flags") else True  # a DeviceArray
 
 
-def in_float32(y: Any) -> npt.NDArray[np.float32]:
-    """Return a vector of ``as_vector`` in float32 and in host memory, copied if needed."""
-    if (device := device_of(y)) != CPU:
-        return to_host(_float32_copy(y, len(y), device))
+def in_float32(y: Any, device: str = CPU) -> npt.NDArray[np.float32]:
+    """Return a vector of ``as_vector`` in float32 in host memory, or on the device where it is; copied if needed."""
+    if (found := device_of(y)) != CPU:
+        copy = joined_float32([y], found)
+        return copy if found == device else to_host(copy)  # type: ignore[no-any-return]
     if isinstance(y, np.ndarray):
         return np.asarray(y, np.float32)
     if isinstance(y, Bfloat16Array):
@@ -492,8 +493,17 @@ def in_float32(y: Any) -> npt.NDArray[np.float32]:
     return as_array("update", y)  # bfloat16
 
 
-def _float32_copy(y: Any, n: int, device: str) -> Any:
-    copy = empty(n, device=device)
+def joined_float32(parts: Sequence[Any], device: str) -> Any:
+    """Return vectors of ``as_vector`` on the device as one new vector, in float32."""
+    whole, start = empty(sum(map(len, parts)), device=device), 0
+    for part in parts:
+        read_tensor_to_device("update", part, whole[start : start + len(part)], device)
+        start += len(part)
+    return whole
+
+
+def _float32_copy(y: Any, n: int) -> Any:
+    copy = empty(n)
     kernels.accumulate(None, [None], [y], np.array([-1.0]), np.ones(1), out=copy)
     return copy
 
@@ -540,8 +550,8 @@ def immutable_copy(y: Any, device: str) -> Any:
         return y.kept()
     if isinstance(device, FileMemory) and isinstance(y, np.ndarray):
         return y if device_of(y) is device else copied(y, device=device)
-    if is_device_array(y):
-        return copied(y)
+    if device != CPU and device_of(y) == device:
+        return joined_float32([y], device)  # a deep copy of torch's view would copy all that the view is of
     if core.are_immutable([y]):
         return y
     return copied(y, device=device) if isinstance(y, np.ndarray) and device == CPU else deepcopy(y)

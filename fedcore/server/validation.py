@@ -159,9 +159,7 @@ def never_negative(layout: Layout, x: F32) -> tuple[str, ...]:
     return tuple(
         piece.name
         for piece in layout.slices
-        if piece.kind == "buffer"
-        and (x[piece.start : piece.stop] >= 0).all()
-        and (x[piece.start : piece.stop] > 0).any()
+        if piece.kind == "buffer" and ((part := to_host(x[piece.start : piece.stop])) >= 0).all() and (part > 0).any()
     )
 
 
@@ -665,7 +663,7 @@ class UpdateReader:
         if algorithm.needs_loss and update.loss is None:
             raise RangeError(f"loss: missing, but {algorithm} weights clients by their losses at x; send it")
         if self._state.upload is not None:  # the fold may run on a different stream of the library
-            core.await_arrays([*(y if isinstance(y, list) else [y]), *([] if control is None else [control])])
+            core.await_arrays([one for one in (*(y if isinstance(y, list) else [y]), control) if one is not None])
         fixed = fixed or self._state.update_buffers.owns(y)
         size, source = _size_of(update)
         batch = batch_of(

@@ -334,3 +334,41 @@ def test_folder_without_a_store_is_rejected(tmp_path, command):
     result = store(command, tmp_path)
     assert result.status == 2
     assert "not a store" in result.errors
+
+
+@pytest.mark.parametrize("kind", ["groups", "shards"])
+def test_a_folder_whose_last_change_is_incomplete(kind, tmp_path):
+    """After a kill between the commits of its parts, commands say so; loading goes back, also after a compaction."""
+    tensors = {name: np.zeros(20_000, np.float32) for name in "ab"}
+
+    def a_round(server):
+        server.round([Update(i, {name: x + i for name, x in tensors.items()}, steps=1) for i in range(3)])
+
+    model, shards = (Model(tensors, {"a": "a"}), None) if kind == "groups" else (tensors, 2)
+    torn, whole = tmp_path / "torn", tmp_path / "whole"
+    with Server(model, "MIFA", 3, lr=0.1, storage=Storage(torn, audit=True), compute=Compute(shards=shards)) as server:
+        a_round(server)
+        a_round(server)
+        x = server.x
+    shutil.copytree(torn, whole)
+    with Server.load(whole) as server:
+        a_round(server)
+    part = "groups/0" if kind == "groups" else "shard-0"
+    shutil.rmtree(torn / part)
+    shutil.copytree(whole / part, torn / part)
+    for command, status in (("info", 0), ("verify", 0), ("audit", 2)):
+        result = store(command, torn)
+        assert result.status == status
+        assert re.search("incomplete|to be rolled back", result.output + result.errors)
+        assert re.search("2 rounds|transaction 2", result.output + result.errors)
+    assert "2 rounds" in json.loads(store("info", torn, "--json").output)["incomplete"]
+    assert json.loads(store("info", whole, "--json").output)["incomplete"] is None
+    if kind == "groups":
+        assert "2 rounds" in store("export", torn, tmp_path / "x.npz").errors
+    shutil.copytree(torn, tmp_path / "compacted")
+    assert store("compact", tmp_path / "compacted").status == 0
+    for folder in (torn, tmp_path / "compacted"):
+        with Server.load(folder) as server:
+            assert server.round_number == 2
+            assert server.x.tobytes() == x.tobytes()
+        assert store("audit", folder).status == 0

@@ -5,8 +5,9 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from fedcore import Server, Totals
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RoundError
-from fedcore.secure import SecureClient
+from fedcore.secure import Encoding, SecureClient
 from fedcore.secure import messages as wire
 from tests.secure.sessions import PHASES, Session, outcome
 
@@ -251,3 +252,10 @@ def test_a_state_of_something_else_is_refused():
         state = {} if wrong is None else SecureClient().to_state() | wrong
         with pytest.raises(CheckpointError, match="did not return it"):
             SecureClient.from_state(state)
+
+
+def test_only_a_server_has_an_encoding():
+    totals = Totals({"rows": np.zeros(3, np.int64)}, 4)
+    for other in (totals, Server, np.zeros(3)):
+        with pytest.raises(ArrayError, match=r"^server: .*totals\.encoding\(\)"):
+            Encoding.of(other, clients=3)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,6 +214,19 @@ class TestGroupsInFiles(TestGroups):
         assert all(isinstance(device_of(one.snapshot.x), FileMemory) for one in server._backend.groups.values())
         server.close()
         return Server.load(folder, storage=Storage(resident=1))
+
+
+@pytest.mark.sample(1)
+class TestGroupsOnDevice(TestGroups):
+    """Vectors and rows are on a device."""
+
+    @pytest.fixture(autouse=True)
+    def device(self, cuda_device):
+        pass
+
+    def make_server(self, folder, model, *args, **options):
+        compute = replace(options.pop("compute", Compute()), device="cuda")
+        return super().make_server(folder, model, *args, compute=compute, **options)
 
 
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=len)

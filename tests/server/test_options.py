@@ -8,9 +8,21 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 
-from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, arrays
+from fedcore import (
+    ClientStore,
+    Compute,
+    EdgeAggregator,
+    Limits,
+    Model,
+    RoundPolicy,
+    Server,
+    Storage,
+    algorithms,
+    arrays,
+)
+from fedcore.algorithms import optimizers, rates
 from fedcore.cluster.placement import LocalThreads
-from fedcore.errors import FedcoreError
+from fedcore.errors import FedcoreError, RangeError
 from fedcore.options import Changes
 from fedcore.rules import CapExamples, CentredClipping, ClipToMedian, Median, PrivateMean, RejectLong
 
@@ -40,6 +52,7 @@ VALUES = {
     "executor": [LocalThreads()],
     "callbacks": [(print,)],
     "audit_key": [bytes(32)],
+    "folders": [("one",)],
 }
 """Values of options for which ``other_value`` finds none, or for which one value is not enough."""
 SEEN = {
@@ -189,3 +202,69 @@ def test_an_option_of_load_has_an_effect_or_is_refused(kind, argument, name, val
         else:
             assert SEEN[option](server) == value
         assert played(server, 3) == due
+
+
+CLASSES = {
+    "lr": [optimizers.Adam, rates.Exponential, float],
+    "server_lr": [rates.Constant],
+    "optimizer": [optimizers.Adam],
+    "algorithm": [algorithms.MIFA],
+    "aggregation": [Median, [Median]],
+    "limits": [Limits],
+    "storage": [Storage, ClientStore],
+    "compute": [Compute],
+    "policy": [RoundPolicy],
+    "callbacks": [[Server]],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in CLASSES.items() for value in values])
+def test_a_class_in_place_of_an_object_is_refused(name, value, tmp_path):
+    """When the server is made, changed or loaded; the error says to call the class."""
+    server = Server(SMALL, **{"algorithm": "FedAvg", "clients": N} | BASE)
+    server.save(tmp_path / "saved")
+    kind = value[0] if isinstance(value, list) else value
+    for act in (
+        lambda: Server(SMALL, **{"algorithm": "FedAvg", "clients": N} | BASE | {name: value}),
+        lambda: Server.load(tmp_path / "saved", **{name: value}),
+        *([lambda: server.change(**{name: value})] if name in Changes.__annotations__ else []),
+    ):
+        with pytest.raises(FedcoreError, match=rf"call it: {kind.__name__}\(\.\.\.\)"):
+            act()
+
+
+def test_the_class_of_a_placement_is_refused():
+    with pytest.raises(RangeError, match="such as OnRay"):
+        Compute(executor=LocalThreads)
+
+
+TEXTS = {
+    "folders": lambda text: Storage(folders=text),
+    "callbacks": lambda text: Server(SMALL, clients=N, **BASE, callbacks=text),
+    "clients": lambda text: Server(SMALL, clients=text, **BASE),
+    "clients of groups": lambda text: Server(MODELS["groups"], clients=text, **BASE),
+    "clients of an edge": lambda text: EdgeAggregator(SMALL, "FedAvg", text, lr=0.1),
+    "ids": lambda text: Server(SMALL, clients=["a", "b"], **BASE).broadcast(text),
+    "newcomers": lambda text: Server(SMALL, clients=N, **BASE).broadcast([], newcomers=text),
+    "newcomers of a round": lambda text: Server(SMALL, clients=N, **BASE).open_round(newcomers=text),
+    "expected": lambda text: Server(SMALL, clients=["a", "b"], **BASE).open_round(expected=text),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_is_no_sequence_of_its_letters(name):
+    for text in ("ab", b"ab"):
+        with pytest.raises(RangeError, match=r"'ab': must be a list"):
+            TEXTS[name](text)
+
+
+@pytest.mark.parametrize("value", [3, [3], b"w", None])
+def test_patterns_are_texts(value):
+    for make in (
+        lambda: Limits(signed_buffers=value if value is not None else [None]),
+        lambda: Server(Model(SMALL, personal=value), clients=N, **BASE),
+        lambda: Server(Model(SMALL, frozen=value), clients=N, **BASE),
+        lambda: Server(Model(SMALL, {"one": value}), clients=N, **BASE),
+    ):
+        with pytest.raises(RangeError, match="must be name patterns"):
+            make()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import Compute, EdgeAggregator, Limits, Model, RoundPolicy, Server, Update, rules
-from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
+from fedcore.errors import AlgorithmError, CheckpointError, RangeError, UnknownNameError
 from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Filter, Mean, Median, RejectLong, Scale
 from fedcore.testing import RuleContract
 
@@ -242,3 +242,37 @@ def test_faults_of_an_own_rule_end_the_round(fault, needs, monkeypatch):
         server.round(updates)
     assert (server.round_number, server.x.tolist()) == (0, X.tolist())
     assert server.round(updates).accepted == (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class OwnMean(Mean):
+    """A user's rule derived from ``Mean``."""
+
+
+def test_a_rule_derived_from_the_mean_is_saved_as_itself(tmp_path):
+    """It is found by its name; a class without one, and weights, must be passed again."""
+
+    @dataclass(frozen=True)
+    class Nameless(Mean):
+        pass
+
+    with Server(X, "FedAvg", 3, lr=0.1, aggregation=[CapExamples(2), OwnMean()], storage=tmp_path / "named"):
+        pass
+    with Server.load(tmp_path / "named") as server:
+        assert server.aggregation == (CapExamples(2), OwnMean())
+    for name, rule, others in (
+        ("nameless", Nameless(), ([Mean()], [Median()])),
+        ("weights", OwnMean({0: 1.0, 1: 2.0, 2: 0.0}), ()),
+        ("function", OwnMean(lambda claims: claims.steps), ()),
+    ):
+        with Server(X, "FedAvg", 3, lr=0.1, aggregation=[rule], storage=tmp_path / name) as server:
+            server.round([Update(i, X + i, 1) for i in range(3)])
+            x = server.x
+        with pytest.raises(CheckpointError, match="again"):
+            Server.load(tmp_path / name)
+        for other in others:
+            with pytest.raises(CheckpointError):
+                Server.load(tmp_path / name, aggregation=other)
+        with Server.load(tmp_path / name, aggregation=[rule]) as server:
+            assert server.aggregation == (rule,)
+            assert server.x.tobytes() == x.tobytes()

@@ -19,7 +19,7 @@ class Tensor(TorchTensor):
 
     __dlpack_c_exchange_api__ = TorchTensor.__dlpack_c_exchange_api__  # only the class itself counts
 
-    nbytes = property(lambda self: self.memory.nbytes)
+    nbytes = property(lambda self: int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize)
 
     def is_contiguous(self):
         return True
@@ -62,16 +62,20 @@ def host(vector):
 
 def everything(server):
     """The whole state of a server, as bytes."""
-    now, rows = server._backend.snapshot, server._backend.store
-    vectors = {name: host(v).tobytes() for name, v in now.vectors(server.algorithm).items()}
-    held = {client: host(rows.read(client)).tobytes() for client in server.clients}
-    written = {client: rows.round_of(client) for client in server.clients}
-    return vectors, held, written, now.numbers()
+    found = []
+    for state in server._backend.states:
+        now, rows = state.snapshot, state.store
+        vectors = {name: host(v).tobytes() for name, v in state._vectors(now).items()}
+        held = {client: host(rows.read(client)).tobytes() for client in state.registry}
+        written = {client: rows.round_of(client) for client in state.registry}
+        found.append((vectors, held, written, now.numbers()))
+    return found
 
 
 def fields_of(report):
     """The fields of a report, without the time, and without those that depend on the last broadcast."""
-    fields = dataclasses.asdict(report)
+    fields = {one.name: getattr(report, one.name) for one in dataclasses.fields(report)}
+    fields["groups"] = {name: fields_of(of_group) for name, of_group in (report.groups or {}).items()}
     left_out = ("seconds", "closed", "missing")
     return {name: v.tobytes() if isinstance(v, np.ndarray) else v for name, v in fields.items() if name not in left_out}
 

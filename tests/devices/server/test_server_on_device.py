@@ -75,11 +75,19 @@ def test_x_is_copied_into_a_model_wherever_it_lies(cuda_device):
             np.testing.assert_array_equal(tensor if isinstance(tensor, np.ndarray) else tensor.numpy(), due[name])
 
 
-def test_a_model_on_the_device_is_a_first_one(cuda_device):
-    first = {name: Tensor(tensor) for name, tensor in model().items()}
-    made = Server(first, "FedAvg", clients=2, lr=0.1, compute=Compute(device="cuda"))
-    for name, tensor in model().items():
-        np.testing.assert_array_equal(made.tensors(library="numpy")[name], tensor)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_models_on_the_device_in_any_float_dtype(cuda_device, dtype):
+    """The first model, and the updates of a small model."""
+    cpu, gpu = (
+        Server(
+            {name: make(x.astype(dtype)) for name, x in model().items()}, "MIFA", 2, lr=0.1, compute=Compute(device=d)
+        )
+        for make, d in ((np.asarray, "cpu"), (Tensor, "cuda"))
+    )
+    sent = [{name: (x * np.float32(2 + i)).astype(dtype) for name, x in model().items()} for i in range(2)]
+    cpu.round([Update(i, y, steps=1) for i, y in enumerate(sent)])
+    gpu.round([Update(i, {name: Tensor(x) for name, x in y.items()}, steps=1) for i, y in enumerate(sent)])
+    assert everything(gpu) == everything(cpu)
 
 
 def test_updates_in_server_buffers(cuda_device):
