@@ -14,8 +14,7 @@ def add_arguments(top: Parser) -> None:
     parser = top.add_command("show-data", run, needs=terminal.SIMULATOR)
     parser.add_argument("preset", metavar="PRESET", help="a preset (see `fedcore list presets`) or a file")
     parser.add_argument("--out", type=expand_home, metavar="PNG", help="write a plot of clients x classes to this file")
-    about = "seed of the trial (default: the first of the preset)"
-    parser.add_argument("--seed", type=terminal.whole_number(0), metavar="N", help=about)
+    parser.add_argument("--seed", type=terminal.whole_number(0), metavar="N", help="seed (default: the preset's first)")
     parser.add_argument("--all", action="store_true", help=f"show all clients, not only the first {LINES}")
     terminal.add_changes(parser)
     terminal.add_imports(parser)

@@ -23,8 +23,7 @@ KINDS = ("presets", *MODULES)
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("list", run, needs=terminal.SIMULATOR)
-    about = "one of the kinds below"
-    parser.add_argument("kind", nargs="?", choices=(*KINDS, "combinations"), metavar="KIND", help=about)
+    parser.add_argument("kind", nargs="?", choices=(*KINDS, "combinations"), metavar="KIND", help="one of these kinds")
     terminal.add_imports(parser)
     terminal.add_json(parser)
 

@@ -18,26 +18,27 @@ from fedcore.validation import expand_home, shorten
 def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("merge", run)
-    parser.add_argument("out", type=expand_home, metavar="OUT", help="new folder for the result and its report")
-    about = "safetensors or .npz file, folder with a model (sharded or not), or torch file"
-    parser.add_argument("inputs", nargs="+", type=expand_home, metavar="MODEL", help=about)
-    about = "weights of the models, such as numbers of examples"
-    parser.add_argument("--weights", type=_numbers, metavar="W,W,...", help=about)
-    parser.add_argument("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")
-    parser.add_argument("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
-    names = sorted(name.lower() for name in optimizers.REGISTRY)
-    parser.add_argument("--server-optimizer", metavar="NAME", help=f"{', '.join(names)}, or module:Name; needs --base")
-    rules = "robust rule instead of the average, such as median; repeat for a chain"
-    parser.add_argument("--rule", dest="rules", action="append", default=[], metavar="NAME", help=rules)
-    about = "option of the rules or the optimizer, such as f=2 or momentum=0.9; repeatable"
-    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
-    parser.add_argument("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
-    parser.add_argument("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
-    about = "LoRA adapters: average (of A and B; default), product (average of B A), or stack"
-    parser.add_argument("--lora", default="average", metavar="WAY", help=about)
-    parser.add_argument("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
-    about = "merge only tensors with such names, such as 'layers.0.*'; repeatable"
-    parser.add_argument("--only", action="append", metavar="PATTERN", help=about)
+    add, names = parser.add_argument, ", ".join(sorted(name.lower() for name in optimizers.REGISTRY))
+    add("out", type=expand_home, metavar="OUT", help="new folder for the result and its report")
+    add("inputs", nargs="+", type=expand_home, metavar="MODEL", help="safetensors, .npz or torch file, or a folder")
+    add("--weights", type=terminal.numbers, metavar="W,W,...", help="weights, such as numbers of examples")
+    add("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")
+    add("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
+    add("--server-optimizer", metavar="NAME", help=f"{names}, or module:Name; needs --base")
+    add(
+        "--rule",
+        dest="rules",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="robust rule (median, ...); repeatable",
+    )
+    terminal.add_changes(parser, "option of the rules or the optimizer, such as f=2 or momentum=0.9; repeatable")
+    add("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
+    add("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
+    add("--lora", default="average", metavar="WAY", help="LoRA adapters: average (of A and B), product (B A) or stack")
+    add("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
+    add("--only", action="append", metavar="PATTERN", help="merge only such tensors, such as 'layers.0.*'; repeatable")
     terminal.add_json(parser)
 
 
@@ -93,13 +94,6 @@ def run(options: Options) -> None:
         print(f"error {one['error']:.2e}, rank {one['rank']} of {one['ranks']}: {module}")
     lora = "" if options.lora == "average" else f", rank {report['rank']}, error {report['error']:.2e}"
     print(f"wrote {options.out}: {len(kept)} of {len(inputs)} models, round {report['round']}{lora}")
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(number) for number in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--weights {shorten(text)!r}: must be numbers, such as 1,2.5,3") from None
 
 
 def _options(changes: list[str]) -> dict[str, Any]:

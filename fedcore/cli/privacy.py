@@ -14,10 +14,9 @@ def add_arguments(top: Parser) -> None:
     given.add_argument("--epsilon", type=_positive, metavar="E", help="the budget; computes the noise")
     given.add_argument("--noise", type=_positive, metavar="Z", help="the noise multiplier; computes epsilon")
     parser.add_argument("--delta", type=_positive, metavar="D", required=True, help="in (0, 1), such as 1e-6")
-    rounds = terminal.whole_number(1)
-    parser.add_argument("--rounds", type=rounds, metavar="R", required=True, help="the number of rounds")
-    about = "probability with which each client takes part in a round (default: 1)"
-    parser.add_argument("--rate", type=_positive, default=1.0, metavar="Q", help=about)
+    add = parser.add_argument
+    add("--rounds", type=terminal.whole_number(1), metavar="R", required=True, help="the number of rounds")
+    add("--rate", type=_positive, default=1.0, metavar="Q", help="probability of a client in a round (default: 1)")
     terminal.add_json(parser)
 
 

@@ -34,21 +34,24 @@ def add_arguments(top: Parser) -> None:
     parser = top.add_command("run", run, needs=terminal.SIMULATOR)
     add = parser.add_argument
     add("presets", nargs="+", metavar="PRESET", help="presets (see `fedcore list presets`), or .toml or .json files")
-    add("--scale", choices=("full", "quick"), default="full", help="size of the experiment (default: full)")
-    add("--rounds", type=terminal.whole_number(1), metavar="N", help="number of rounds")
     add("--seeds", metavar="SEEDS", help="a count (3: seeds 0,1,2) or a list (0,4,7; only seed 4: 4,)")
-    terminal.add_changes(parser)
-    about = "output folder (default: runs/PRESET-DATE-TIME or runs/sweep-SCALE)"
-    add("--out", type=expand_home, metavar="DIR", help=about)
     add("--sweep", action="store_true", help="run a sweep even for one preset without a grid")
     add("--best", action="store_true", help="run each method with its best settings; PRESET is the folder of a sweep")
     add("--resume", action="store_true", help="resume or extend a run; PRESET is its folder")
+    add_shared(parser, "runs/PRESET-DATE-TIME or runs/sweep-SCALE")
+
+
+def add_shared(parser: Parser, folder: str) -> None:
+    """Add the options of commands that run experiments; ``folder`` is the default output folder."""
+    add = parser.add_argument
+    add("--scale", choices=("full", "quick"), default="full", help="size of the experiment (default: full)")
+    add("--rounds", type=terminal.whole_number(1), metavar="N", help="number of rounds")
+    terminal.add_changes(parser)
+    add("--out", type=expand_home, metavar="DIR", help=f"output folder (default: {folder})")
     add("--backend", choices=("local", "ray"), default="local", help="execution backend; results do not depend on it")
-    about = "processes (default: one per core; 0: none), or Ray workers (default: 2)"
-    add("--workers", type=terminal.whole_number(0), metavar="N", help=about)
+    add("--workers", type=terminal.whole_number(0), metavar="N", help="processes (default: cores), or Ray workers (2)")
     add("--ray-address", metavar="ADDRESS", help="running Ray cluster: auto or HOST:PORT (default: start Ray)")
-    about = "GPUs per Ray worker; 0.25 lets four workers share one"
-    add("--gpus-per-worker", type=terminal.share, metavar="SHARE", help=about)
+    add("--gpus-per-worker", type=terminal.share, metavar="SHARE", help="GPUs per Ray worker; 0.25: four share one")
     add("--device", metavar="NAME", help="device for client training: cpu, cuda, cuda:1, ...")
     add("--server-device", metavar="NAME", help="device for the server's vectors: cpu, cuda, ...")
     about = "log rounds to tensorboard[=DIR], mlflow[=ADDRESS] or wandb[=PROJECT]; repeatable"
@@ -95,14 +98,15 @@ def run(options: Options) -> None:
     from fedcore.sim.experiment.run_folder import default_folder, with_additions
 
     terminal.load_imports(options.imports)
+    require_backend(options)
     _check(options)
-    overrides = _overrides(options)
+    seeds = None if options.seeds is None else parse_seeds(options.seeds)
+    overrides = overrides_of(options) + ([] if seeds is None else [f"seeds={json.dumps(seeds)}"])
     names = list(dict.fromkeys(options.presets))
     if options.resume:
         folder = Path(names[0])
         experiment = with_additions(folder, load_preset(str(folder / CONFIG), overrides, scale=options.scale))
-        _run(options, [experiment], folder, sweep=False)
-        return
+        sys.exit(train(options, [experiment], folder, sweep=False))
     if options.best:
         from fedcore.sim.reports import tuned
 
@@ -112,10 +116,11 @@ def run(options: Options) -> None:
     sweep = options.sweep or len(experiments) > 1 or any(experiments[0].grid.values())
     name = f"sweep-{'best' if options.best else options.scale}"
     default = Path("runs", name) if sweep else default_folder(experiments[0])
-    _run(options, experiments, options.out or default, sweep=sweep)
+    sys.exit(train(options, experiments, options.out or default, sweep=sweep))
 
 
-def _run(options: Options, experiments: "Sequence[Experiment]", folder: Path, *, sweep: bool) -> None:
+def train(options: Options, experiments: "Sequence[Experiment]", folder: Path, *, sweep: bool) -> int:
+    """Run or resume trials, and show the report; return the exit status."""
     from rich.console import Console
 
     from fedcore.callbacks import Progress
@@ -152,8 +157,16 @@ def _run(options: Options, experiments: "Sequence[Experiment]", folder: Path, *,
     for event in failed:
         name = event.job.name if sweep else event.trial.name
         console.print(f"{name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
-    if failed:
-        sys.exit(terminal.FAILED)
+    return terminal.FAILED if failed else 0
+
+
+def require_backend(options: Options) -> None:
+    """Raise ConfigError for options that do not fit the backend."""
+    of_ray = {"--ray-address": options.ray_address, "--gpus-per-worker": options.gpus_per_worker}
+    if options.backend != "ray" and (conflicts := [name for name, value in of_ray.items() if value is not None]):
+        raise ConfigError(f"{conflicts[0]}: needs --backend ray")
+    if options.backend == "ray" and options.workers == 0:
+        raise ConfigError("--workers 0: must be at least 1 on Ray")
 
 
 def _check(options: Options) -> None:
@@ -161,11 +174,6 @@ def _check(options: Options) -> None:
     from fedcore.sim.experiment import config
     from fedcore.sim.experiment.results import CONFIG
 
-    of_ray = {"--ray-address": options.ray_address, "--gpus-per-worker": options.gpus_per_worker}
-    if options.backend != "ray" and (conflicts := [name for name, value in of_ray.items() if value is not None]):
-        raise ConfigError(f"{conflicts[0]}: needs --backend ray")
-    if options.backend == "ray" and options.workers == 0:
-        raise ConfigError("--workers 0: must be at least 1 on Ray")
     if options.best and (options.resume or options.scale != "full"):
         raise ConfigError("--best: does not work with --resume and --scale; remove them")
     first = options.presets[0]
@@ -187,10 +195,9 @@ def _check(options: Options) -> None:
         )
 
 
-def _overrides(options: Options) -> list[str]:
-    seeds = None if options.seeds is None else parse_seeds(options.seeds)
-    values = {"rounds": options.rounds, "seeds": seeds}
-    values |= {"device": options.device, "server_device": options.server_device}
+def overrides_of(options: Options) -> list[str]:
+    """Return the changes of the configuration by ``--set``, ``--rounds``, ``--device`` and ``--server-device``."""
+    values = {key: getattr(options, key) for key in ("rounds", "device", "server_device")}
     return [*options.changes, *(f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None)]
 
 

@@ -53,10 +53,8 @@ def add_arguments(top: Parser) -> None:
     group.add_commands()
     add = group.add_command("check", check).add_argument
     add("file", type=expand_home, metavar="FILE", help="JSON lines of `fedcore store audit --export`")
-    about = "a digest that was published: the log must contain its document; repeatable"
-    add("--anchor", type=_digest, action="append", default=[], metavar="DIGEST", help=about)
-    about = "the public key that must sign each document, in hexadecimal digits"
-    add("--signer", type=_digest, metavar="PUBLIC", help=about)
+    add("--anchor", type=_digest, action="append", default=[], metavar="DIGEST", help="a published digest; repeatable")
+    add("--signer", type=_digest, metavar="PUBLIC", help="the public key that must sign each document, in hex")
     add("--client", metavar="ID", help="list the rounds that count an update of this client")
 
 
@@ -76,15 +74,12 @@ def add_store(group: Parser) -> None:
 
     about, state = "folder of a store or a cluster", "folder of a server with an mmap store"
     parser = command("info", info, about, folders, terminal.add_json)
-    stale = "exit with status 1 if the last commit is older than SECONDS"
-    parser.add_argument("--max-age", type=whole, metavar="SECONDS", help=stale)
+    parser.add_argument("--max-age", type=whole, metavar="SECONDS", help="exit with status 1 if no commit is as new")
     parser = command("verify", verify, about, folders, terminal.add_json)
-    journal = "compute the result of the open round from its journal, without a commit"
-    parser.add_argument("--round", action="store_true", help=journal)
+    parser.add_argument("--round", action="store_true", help="compute the result of the open round from its journal")
     key(parser)
     parser = command("compact", compact, about, folders, terminal.add_imports)
-    erase = "also erase all bytes of removed clients and replaced rows from the files"
-    parser.add_argument("--erase", action="store_true", help=erase)
+    parser.add_argument("--erase", action="store_true", help="also erase all bytes of removed clients and old rows")
     key(parser)
     command("undo", undo, about)
     parser = command("recover", recover, about)

@@ -88,21 +88,28 @@ def whole_number(least: int) -> Callable[[str], int]:
     return lambda text: _parsed(text, int, least, f"an integer of at least {least}")
 
 
+def numbers(text: str) -> list[float]:
+    """Parse numbers separated by commas."""
+    return [
+        float(_parsed(part, float, -math.inf, "a finite number, or several separated by commas"))
+        for part in text.split(",")
+    ]
+
+
 def share(text: str) -> float:
     """Parse a finite number of at least 0."""
     return float(_parsed(text, float, 0, "a finite number of at least 0"))
 
 
-def add_changes(parser: Parser) -> None:
+def add_changes(parser: Parser, about: str = "set a key of the configuration to a TOML value; repeatable") -> None:
     """Add the option that changes a configuration."""
-    about = "set a key of the configuration to a TOML value; repeatable"
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
 def add_imports(parser: Parser) -> None:
     """Add the option that imports modules."""
-    about = "import a module, a .py file, or the modules of a folder (DIR/); repeatable"
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=about)
+    how: dict[str, Any] = {"dest": "imports", "action": "append", "default": [], "metavar": "MODULE"}
+    parser.add_argument("--import", **how, help="import a module, a .py file or a folder's modules (DIR/); repeatable")
 
 
 def add_json(parser: Parser) -> None:

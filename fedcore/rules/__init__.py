@@ -179,7 +179,8 @@ class Chain:
     def with_weights(self, weights: Weights | None) -> "Chain":
         """Return the chain with different weights of the ``Mean``."""
         *before, mean = self.rules
-        return Chain((*before, replace(mean, weights=weights)))  # type: ignore[call-arg]
+        assert isinstance(mean, Mean)
+        return Chain((*before, replace(mean, weights=weights)))
 
     @cached_property
     def robust(self) -> RobustRule | None:

@@ -33,6 +33,7 @@ NO_COUNT, COUNTED, WEIGHTED = 0, 1, 2
 
 
 _EMPTY: Any = np.empty(0)  # the default of a column
+_empty: Any = partial(np.empty, 0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
@@ -53,15 +54,15 @@ class UpdateBatch:
     """The reported steps, examples and counts."""
     eta_steps: F64 = field(default_factory=lambda: _EMPTY)
     """eta_i K_i, the length of the path for a gradient of norm 1."""
-    has_buffers: Bools = field(default_factory=partial(np.empty, 0, np.bool_))
+    has_buffers: Bools = field(default_factory=partial(_empty, np.bool_))
     counters: Sequence[Counters] = ()
     controls: list[Any] = field(default_factory=list)
     """floating[n_parameters], the second vectors; None if the method has none, and once folded."""
-    sources: npt.NDArray[np.int8] = field(default_factory=partial(np.empty, 0, np.int8))
+    sources: npt.NDArray[np.int8] = field(default_factory=partial(_empty, np.int8))
     """``NO_COUNT``, ``COUNTED`` or ``WEIGHTED``."""
-    starts: npt.NDArray[np.int64] = field(default_factory=partial(np.empty, 0, np.int64))
+    starts: npt.NDArray[np.int64] = field(default_factory=partial(_empty, np.int64))
     """The round from whose model each client started."""
-    orders: npt.NDArray[np.int64] = field(default_factory=partial(np.empty, 0, np.int64))
+    orders: npt.NDArray[np.int64] = field(default_factory=partial(_empty, np.int64))
     """The number of each update in the order of arrival, if the round may have several updates of a client."""
     digests: list[str | None] = field(default_factory=list)
     """The digests of the vectors, if rounds are audited."""

@@ -485,7 +485,7 @@ def in_float32(y: Any, device: str = CPU) -> npt.NDArray[np.float32]:
     """Return a vector of ``as_vector`` in float32 in host memory, or on the device where it is; copied if needed."""
     if (found := device_of(y)) != CPU:
         copy = joined_float32([y], found)
-        return copy if found == device else to_host(copy)  # type: ignore[no-any-return]
+        return copy if found == device else to_host(copy)
     if isinstance(y, np.ndarray):
         return np.asarray(y, np.float32)
     if isinstance(y, Bfloat16Array):

@@ -31,6 +31,9 @@ from fedcore.store.slots import DeviceSlots, RowFormat, Slots, Sums
 _MOST_CUT = 1 << 44
 """Bytes that may be missing from a file of rows. Within this limit each missing row is reported when it is read."""
 
+ROW_TABLE = 25
+"""The bytes of memory of each number of a client in ``Rows``."""
+
 Vector = npt.NDArray[Any]
 Place = tuple[int, int]
 """The payload size of a vector, which determines its file, and its slot there."""
@@ -84,8 +87,9 @@ class Rows:
                 self.grow(number + 1)
             except MemoryError:
                 raise StoreError(
-                    f"clients: not enough memory for client number {number}: the table needs {25 * (number + 1):,} "
-                    "bytes, 25 for each number up to it; register clients by their ids when they arrive"
+                    f"clients: not enough memory for client number {number}: the table needs "
+                    f"{ROW_TABLE * (number + 1):,} bytes, {ROW_TABLE} for each number up to it; register clients by "
+                    "their ids when they arrive"
                 ) from None
 
     def grow(self, capacity: int) -> None:

@@ -9,28 +9,28 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 172
+FILES_IN_FEDCORE = 174
 FILES_IN_A_FOLDER = 16
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 6_908,
+    "bench": 7_021,
     "csrc": 11_731,
-    "tests": 65_663,
+    "tests": 65_821,
     "fedcore": 2_816,
     "fedcore/adapters": 2_859,
     "fedcore/algorithms": 1_291,
-    "fedcore/cli": 1_318,
+    "fedcore/cli": 1_594,
     "fedcore/cluster": 2_154,
     "fedcore/kernels": 505,
     "fedcore/model": 2_517,
-    "fedcore/server": 7_343,
-    "fedcore/sim": 7_815,
+    "fedcore/server": 7_344,
+    "fedcore/sim": 7_856,
     "fedcore/secure": 1_069,
     "fedcore/testing": 1_055,
-    "fedcore/rules": 783,
-    "fedcore/store": 3_934,
+    "fedcore/rules": 784,
+    "fedcore/store": 3_937,
 }
 
 

@@ -14,6 +14,7 @@ from fedcore.sim.data.partitions import (
     dirichlet,
     divide,
     from_flower,
+    hold_out,
     iid,
     iid_pareto,
     label_k,
@@ -24,7 +25,8 @@ from fedcore.sim.data.partitions import (
 from fedcore.validation import Registry
 
 __all__ = ["REGISTRY", "Dataset", "Source", "dirichlet", "divide", "find", "from_arrays", "from_flower", "from_hf"]
-__all__ += ["from_torch", "holdings", "iid", "iid_pareto", "label_k", "load", "natural", "one_label", "shards"]
+__all__ += ["from_torch", "hold_out", "holdings", "iid", "iid_pareto", "label_k", "load", "natural", "one_label"]
+__all__ += ["shards"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ It returns N ascending int64 arrays of indices into ``labels``, which do not ove
 is out of range or the examples do not suffice.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -374,6 +375,31 @@ REGISTRY: Registry[Callable[..., list[Indices]]] = Registry(
 """The partitions, keyed by name."""
 FILLED_IN = ("labels", "dataset", "clients", "seed")
 """The parameters of a partition that ``divide`` sets and that are not options."""
+
+
+def hold_out(dataset: Dataset, parts: Sequence[Indices], share: float, *, seed: int) -> tuple[Dataset, list[Indices]]:
+    """Hold a share of each client's training examples out of training, as validation data.
+
+    Args:
+        parts: the training examples of each client.
+        share: in (0, 1). A client with m examples holds out ``round(share * m)`` of them at random, but keeps one.
+
+    Returns:
+        The data set with the examples held out in place of its test set, and the other examples of each client.
+
+    Raises:
+        RangeError: no client can hold out an example.
+    """
+    random = generator(seed, "data: validation")
+    held = [np.sort(random.permutation(part)[: min(round(share * len(part)), len(part) - 1)]) for part in parts]
+    chosen = np.concatenate(held)
+    if not len(chosen):
+        raise RangeError(f"validation={share}: no client has enough examples to hold one out; use a larger share")
+    stays = np.ones(len(dataset.train_y), np.bool_)
+    stays[chosen] = False
+    test_x, test_y = dataset.train_x[chosen], dataset.train_y[chosen]
+    own = replace(dataset, test_x=test_x, test_y=test_y, test_parts=None)
+    return own, [part[stays[part]] for part in parts]
 
 
 def divide(dataset: Dataset, name: str, clients: int, *, seed: int, **options: Any) -> list[Indices]:

@@ -181,11 +181,15 @@ def _files() -> dict[str, Tables]:
 def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list[npt.NDArray[np.int64]]]:
     """Return an experiment's data set, and the indices of each client's training examples, for a trial's seed.
 
-    Only the data and the partition of the experiment are used, so all algorithms of a comparison share the result.
+    Only the data, the partition and ``validation`` of the experiment are used, so all algorithms of a comparison share
+    the result.
     """
     clients, partition = experiment.partition.clients, experiment.partition
     dataset = load_once(experiment.data.name, _data_options(experiment, seed))
-    return dataset, data.divide(dataset, partition.name, clients, seed=seed, **partition.options)
+    parts = data.divide(dataset, partition.name, clients, seed=seed, **partition.options)
+    if experiment.validation is None:
+        return dataset, parts
+    return data.hold_out(dataset, parts, experiment.validation, seed=seed)
 
 
 @lru_cache(maxsize=2)  # one process runs many trials on the same data
@@ -303,10 +307,10 @@ def from_tables(where: str, tables: Mapping[str, Any]) -> Experiment:
         raise config_error(where, error) from None
 
 
-def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+def with_overrides(experiment: Experiment, overrides: Sequence[str] | Mapping[str, Any]) -> Experiment:
     """Return an experiment with overrides (see ``load_preset``), which its changes list."""
     tables = experiment.tables()
-    for override in overrides:
+    for override in overrides.items() if isinstance(overrides, Mapping) else overrides:
         _apply(tables, override)
     new = from_tables(experiment.name, tables)
     return new.model_copy(update={"changes": combined(experiment.changes, changes(experiment.tables(), new.tables()))})

@@ -760,6 +760,8 @@ class Experiment(Represented, Section):
         network: replaces the server; the clients are nodes that average their models with their neighbours'.
         limits, aggregation: limits of single updates, and rules that reject, cap, scale or combine updates.
         attack: what dishonest clients send. Default: all clients are honest.
+        validation: the share of each client's training examples that is held out of training. Models are then evaluated
+            on these examples in place of the test set. The examples depend on the seed. Default: none.
         grid: the values that a sweep tries (``experiment.config.points``); a run ignores it.
         note: a text that reports show below the table.
         changes: the differences from the preset with the same title (set by ``load_preset``).
@@ -790,6 +792,7 @@ class Experiment(Represented, Section):
     objective: Objective | None = None
     network: NetworkOfNodes | None = None
     evaluate: Evaluate = Evaluate()
+    validation: float | None = Field(default=None, gt=0, lt=1)
     pictures: Pictures = Pictures()
     report: ReportSettings = ReportSettings()
     grid: Mapping[str, list[Any]] = Field(default_factory=dict)

@@ -148,6 +148,9 @@ class Config:
             read = Pictures.model_validate({} if pictures is None else pictures), of_tables(tables)
             settings = ReportSettings.model_validate(tables.get("report", {}))
             notes = str(tables.get("note", "")), inherited_text(tables)
+            if share := tables.get("validation"):
+                about = f"not on the test set, but on {100 * share:g} % of each client's training examples (validation)"
+                notes = "; ".join(filter(None, (notes[0], about))), notes[1]
             return cls(text, *read, tuple(sorted(shifts - {0})), settings, *notes)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None

@@ -214,7 +214,8 @@ def write_overview(folder: Path, **settings: Any) -> Overview:
 def tuned(folder: Path) -> list[Experiment]:
     """Return an experiment per preset of a sweep, in which each algorithm has the settings of its best point.
 
-    Different rates, local work, limits and rules become those of the algorithms. Other settings must be equal.
+    Different rates, local work, limits and rules become those of the algorithms. Other settings must be equal. The
+    experiments have no validation data. Their notes say what was tried, on which seeds and data.
 
     Raises:
         MissingDataError: the sweep has no records, or an algorithm has no complete point.
@@ -229,7 +230,10 @@ def tuned(folder: Path) -> list[Experiment]:
             raise MissingDataError(f"{folder / preset}: {incomplete[0]}; complete the sweep first")
         tables = {label: json.loads(runs[point][0].text) for label, point in points.items()}
         seeds = sorted(_seeds(records))
-        note = f"only these methods were tuned, in {folder / preset} with seeds {seeds}: {'; '.join(notes) or 'none'}"
+        share = json.loads(next(iter(runs.values()))[0].text).get("validation")
+        data = f"{100 * share:g} % of each client's training examples" if share else "the test set"
+        note = f"only these methods were tuned, in {folder / preset} with seeds {seeds} on {data}"
+        note += f", over {grid_of(runs)}: {'; '.join(notes) or 'none'}"
         experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note[:1000]}))
     if not experiments:
         raise MissingDataError(f"{folder}: no records found (PRESET/records/*.jsonl)")
@@ -261,7 +265,8 @@ def _united(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         unshared = {key: own[key] for key in ("limits", "aggregation") if key in own and key not in shared}
         methods.append(unshared | method)
     listed = made.combined(of_tables(first), made.changes(first, shared | {"algorithms": methods}))
-    return shared | {"algorithms": methods, "grid": {}, "changes": [change.model_dump() for change in listed]}
+    shared |= {"algorithms": methods, "grid": {}, "validation": None}
+    return shared | {"changes": [change.model_dump() for change in listed]}
 
 
 def best(runs: Runs) -> tuple[list[Record], list[str], dict[str, str]]:
@@ -295,6 +300,32 @@ def best(runs: Runs) -> tuple[list[Record], list[str], dict[str, str]]:
             notes.append(best_of if moved else f"{label}: {point}, but no point is best: no model moved at any")
         found += [replace(record, header=replace(record.header, order=place)) for record in points[point]]
     return found, notes, chosen
+
+
+def tried(folder: Path, preset: str) -> DataFrame:
+    """Return a table of each algorithm's accuracy at each point of a sweep's preset, with the best point in bold."""
+    runs = _presets(folder)[0][preset]
+    chosen = best(runs)[2]
+    rows = []
+    for label in chosen:
+        for point in runs:
+            if own := by_algorithm(runs[point][1]).get(label):
+                text = condition(preset, point, own).cell(label)
+                rows.append((label, point, Bold(text) if point == chosen[label] else text, str(len(_seeds(own)))))
+    return stats.frame(("method", "setting", "accuracy %", "seeds"), rows)
+
+
+def grid_of(points: Iterable[str]) -> str:
+    """Return the values of each key in the names of points.
+
+    >>> grid_of(["rate.lr=0.003,beta=0.5", "rate.lr=0.03,beta=0.5", "rate.lr=0.1,beta=0.5"])
+    'rate.lr=0.003, 0.03, 0.1; beta=0.5'
+    """
+    values: dict[str, dict[str, None]] = {}
+    for point in points:
+        for key, _, value in (part.partition("=") for part in point.split(",")):
+            values.setdefault(key, {})[value] = None
+    return "; ".join(f"{key}={', '.join(own)}" for key, own in values.items())
 
 
 def _ends(point: str, points: Iterable[str]) -> list[str]:

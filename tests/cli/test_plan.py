@@ -1,0 +1,112 @@
+"""``fedcore plan``: sizes beside those of real servers, and unit costs that are measured, saved and used."""
+
+import json
+import resource
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore.cli import plan
+from tests.cli.command import assert_rejected, invoke, output_of
+
+SIZES = ["--clients", 100, "--parameters", 100_000, "--per-round", 10]
+
+
+@pytest.fixture(autouse=True)
+def _no_saved_costs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def planned(*arguments):
+    return json.loads(output_of("plan", *arguments, "--json"))
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
+def test_disk_space_is_that_of_a_folder_whose_clients_all_have_rows(tmp_path, codec):
+    storage = fedcore.Storage(tmp_path / "state", codec=codec)
+    with fedcore.Server(np.zeros(100_000, np.float32), "MIFA", clients=100, lr=0.1, storage=storage) as server:
+        for first in range(0, 110, 10):
+            h = np.ones(100_000, np.float32)
+            server.round([fedcore.Update(client % 100, h, steps=1) for client in range(first, first + 10)])
+        used = sum(file.stat().st_blocks * 512 for file in (tmp_path / "state").iterdir())
+    due = planned(*SIZES, "--method", "MIFA", "--codec", codec, "--numbered")["disk"]
+    assert sum(due.values()) == pytest.approx(used, rel=0.1)  # a file grows in steps of 1 MB or more
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD", "FedAvgMVR"])
+def test_network_is_what_the_server_sends_and_receives(method):
+    server = fedcore.Server(np.zeros(1_000, np.float32), method, clients=100, lr=0.1)
+    sent = server.broadcast(range(10))
+    control = np.ones(1_000, np.float32) if sent.second_vector else None
+    y = np.ones(1_000, np.float32)
+    report = server.round([fedcore.Update(client, y, steps=1, control=control) for client in range(10)])
+    due = planned("--clients", 100, "--parameters", 1_000, "--per-round", 10, "--method", method)["network"]
+    assert due == {"to clients": sent.bytes, "from clients": report.bytes}
+
+
+def test_messages_of_edges_have_the_planned_bytes():
+    clients, x = [2**64 - 1 - i for i in range(20)], np.zeros(1_000, np.float32)
+    size = 0
+    for own in (clients[:10], clients[10:]):
+        edge = fedcore.EdgeAggregator(x, "FedAvg", own, lr=0.1)
+        with edge.open_round(x, round=0) as round:
+            for client in own:
+                round.add(client, x, steps=1, examples=1)
+            size += len(round.partial_sum().to_bytes())
+    due = planned("--clients", 20, "--parameters", 1_000, "--per-round", 20, "--edges", 2)["network"]
+    assert due["from edges"] == pytest.approx(size, rel=0.05)
+
+
+def test_deadline_finds_the_least_numbers_that_suffice():
+    sizes = ["--clients", 10**8, "--parameters", 10**6, "--per-round", 10**5]
+    found = planned(*sizes, "--deadline", 15)
+    for kind in ("shards", "edges"):
+        count = found[f"{kind} needed"]
+        assert count > 1
+        times = [sum(planned(*sizes, f"--{kind}", k)["seconds"].values()) for k in (count, count - 1)]
+        assert times[0] <= 15 < times[1]
+    assert planned(*sizes, "--deadline", 1e-6)["shards needed"] is None
+    assert planned(*sizes, "--method", "MIFA", "--deadline", 10**6)["edges needed"] is None
+    assert planned(*sizes, "--deadline", 10**6)["shards needed"] == 1
+
+
+def test_a_large_round_is_the_sum_of_its_costs():
+    """Twice the updates double what grows with them; memory that no one asked for does not appear."""
+    one, two = (planned("--clients", 10**6, "--parameters", 10**6, "--per-round", s, "--numbered") for s in (100, 200))
+    assert two["seconds"]["updates"] == pytest.approx(2 * one["seconds"]["updates"])
+    assert two["network"]["to clients"] == 2 * one["network"]["to clients"]
+    assert one["memory"]["clients"] == one["disk"]["clients"] == 0
+
+
+def test_measured_costs_are_saved_and_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4), (1_000, 8, 2), (200_000, 4, 2)))
+    monkeypatch.setattr(plan, "CLIENTS", 20_000)
+    before = planned(*SIZES, "--costs", tmp_path / "costs")
+    assert "documentation" in before["source"]
+    assert not (tmp_path / "costs").exists()
+    measured = planned(*SIZES, "--measure", "--costs", tmp_path / "costs")
+    assert [file.name for file in (tmp_path / "costs").iterdir()] == ["plan.json"]
+    (saved,) = json.loads((tmp_path / "costs" / "plan.json").read_text()).values()
+    assert measured["unit_costs"] == saved
+    assert {len(points) for key in ("server", "edge", "sum", "step") for points in [saved[key]]} == {3}
+    assert 10 < saved["disk_client"] < 40
+    assert saved["disk_vectors"] == pytest.approx(8, rel=0.2)
+    assert 0 < saved["process"] < 2**10 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    again = planned(*SIZES, "--costs", tmp_path / "costs")
+    assert (again, "of this machine" in again["source"]) == (measured, True)
+    assert "documentation" in planned(*SIZES, "--in-memory", "--costs", tmp_path / "costs")["source"]
+
+
+def test_text_has_the_parts_and_the_source():
+    output = output_of("plan", *SIZES, "--method", "MIFA", "--deadline", 60)
+    for words in ("memory", "disk", "rows", "network", "seconds", "shards needed: 1", "unit costs: those of MIFA f32"):
+        assert words in output
+
+
+def test_wrong_options_are_rejected(tmp_path):
+    assert_rejected(invoke("plan", *SIZES, "--method", "MIFA", "--edges", 2), "--edges: does not work with MIFA")
+    assert_rejected(invoke("plan", *SIZES, "--edges", 2, "--shards", 2), "--edges: does not work with --shards")
+    assert_rejected(invoke("plan", *SIZES, "--method", "MIFFA"), "MIFA")
+    (tmp_path / "plan.json").write_text("{")
+    assert_rejected(invoke("plan", *SIZES, "--costs", tmp_path), "plan.json: is damaged")
