@@ -276,7 +276,7 @@ def compact(options: Options) -> None:
     shards = [Path(shard.folder or "") for shard in infos]
     journal = saved.journal_of(options.path if at is None else at[0].parent)
     journals = [] if journal is None else [journal]
-    stores = [*(shards or _stores(options.path)), *journals]
+    stores = [*(one for folder in shards or [options.path] for one in _stores(folder)), *journals]
     before = sum(map(_bytes, stores))
     torn = not shards and saved.incomplete_change(_stores(options.path))  # loading rolls it back, which needs old rows
     if shards or torn or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
@@ -404,8 +404,8 @@ def audit(options: Options) -> None:
       fedcore store audit state --export log.jsonl
     """
     at = manifest_at(options.path)
-    shards = () if at is None else at[1].shards(at[0].parent, options.folders)
-    if not (log := saved.read_audit(options.path, shards)):
+    of_shards = () if at is None else (at[1].shards(at[0].parent, options.folders), at[1].joined)
+    if not (log := saved.read_audit(options.path, *of_shards)):
         raise StoreError(f"{options.path}: has no documents; Storage(audit=True) and Totals(path=) write them")
     if options.export is not None:
         write_lines(options.export, [document for _, document in log])
@@ -492,11 +492,12 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
     age = max(_age(Path(shard.folder or "")) for shard in shards)
     pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
     for shard, span in zip(shards, manifest.ranges, strict=True):
-        with shard.open(readonly=True) as opened:
-            found, last = opened.info(), saved.transactions(opened)
-            state = opened.state
-        facts.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
-        held = f"transaction {last.last}, {found.rows:,} rows, {terminal.bytes_text(found.bytes)} on disk"
+        with ExitStack() as opened:
+            stores = [opened.enter_context(store) for store in shard.open_all(readonly=True)]
+            infos, last, state = [store.info() for store in stores], saved.transactions_of(stores), stores[0].state
+        found = asdict(infos[0]) | {name: sum(getattr(info, name) for info in infos) for name in ("rows", "bytes")}
+        facts.append(found | {"transactions": last._asdict(), "range": span._asdict()})
+        held = f"transaction {last.last}, {found['rows']:,} rows, {terminal.bytes_text(found['bytes'])} on disk"
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
     waiting, problems = _or_problem(saved.open_updates, file.parent, state)
     torn = saved.incomplete_change([Path(shard.folder or "") for shard in shards])
@@ -520,10 +521,11 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     problems, held, rows, to = [], [], 0, None
     shards = manifest.shards(file.parent, options.folders)
     for shard in shards:
-        with shard.open(readonly=True) as opened:
-            found = opened.verify() or saved.folder_problems(opened)
-            held.append(saved.transactions(opened))
-            rows = max(rows, len(opened))
+        with ExitStack() as opened:
+            stores = [opened.enter_context(store) for store in shard.open_all(readonly=True)]
+            found = [line for store in stores for line in store.verify() or saved.folder_problems(store)]
+            held.append(saved.transactions_of(stores))
+            rows = max(rows, sum(map(len, stores)))
         problems += [f"shard {shard.shard}: {problem}" for problem in found]
     problems += saved.journal_problems(file.parent)
     try:
@@ -531,7 +533,7 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     except CheckpointError as error:
         problems.append(str(error))
     ahead = sum(one.last != to for one in held)
-    problems += [] if problems or ahead else _or_problem(saved.read_audit, file, shards)[1]
+    problems += [] if problems or ahead else _or_problem(saved.read_audit, file, shards, manifest.joined)[1]
     rest = f"; {ahead} ahead of it, to be rolled back when a server opens them" if ahead else ""
     facts = {"rows": rows, "transaction": to, "shards": [one.last for one in held]}
     _print_verdict(problems, facts, [f"sound: {len(shards)} shards at transaction {to}, {rows:,} rows{rest}"], options)

@@ -66,11 +66,12 @@ class Exchange:
     Signal handlers run after the call or, if the call takes longer than ``HELD`` seconds, during it. Their first
     exception aborts the call. If a shard may have committed already, only a second exception aborts the call.
 
-    ``interrupts`` lists the exceptions of signal handlers.
+    ``interrupts`` lists the exceptions of signal handlers, ``answers`` has a function for each question.
     """
 
     def __init__(self, placement: Placement, shards: int, name: str, signals: uninterrupted) -> None:
         self._placement, self._shards, self._name, self._signals = placement, shards, name, signals
+        self.answers: Mapping[str, Any] = ANSWERS
         self._replies: dict[int, Answer] = {}
         self.may_have_committed = False
         self.interrupts: list[BaseException] = []
@@ -169,7 +170,7 @@ class Exchange:
         if len(questions) < self._shards or len(names) > 1:
             return {k: AbandonedError("another shard has failed") for k in questions}, False
         (name,) = names
-        answer = ANSWERS[name]([one.value for one in questions.values()])
+        answer = self.answers[name]([one.value for one in questions.values()])
         return dict.fromkeys(questions, answer), name == "ready"
 
     def _first_result(self) -> Returned | None:
@@ -199,13 +200,8 @@ def _add(values: Sequence[Sequence[Any]]) -> list[Any]:
     return [kernels.sum_of_partials(np.concatenate(partials)) for partials in zip(*values, strict=True)]
 
 
-def _digests(values: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the digests of several vectors, each from its slices in the order of the shards."""
-    return [digest_of_numbers(list(slices)) for slices in zip(*values, strict=True)]
-
-
-ANSWERS: dict[str, Any] = {"add": _add, "digests": _digests, "first": itemgetter(0), "agree": all, "ready": any}
-"""The questions of shards by name. Each function computes the answer from the values of all shards."""
+ANSWERS: dict[str, Any] = {"add": _add, "first": itemgetter(0), "agree": all, "ready": any}
+"""The questions of shards by name, beside digests. Each function computes the answer from the values of all shards."""
 
 
 class Coordinator:
@@ -217,6 +213,7 @@ class Coordinator:
     Args:
         given: the caller's objects, as ``Settings.from_state`` takes them; shards may not find them by name.
         check_manifest: a function that raises an error if the manifest now names other shards.
+        joined: a function that returns the vector of the shards' slices.
 
     Attributes:
         state: the round and transaction numbers, which are the same in all shards.
@@ -234,9 +231,10 @@ class Coordinator:
         durability: Durability,
         given: Mapping[str, Any],
         check_manifest: Callable[[], None],
+        joined: Callable[[Sequence[Any]], Any] = concatenate,
     ) -> None:
+        self.joined, self._check_manifest = joined, check_manifest
         self.placement, self._shards, self._durability, self.given = placement, shards, durability, given
-        self._check_manifest = check_manifest
         self.state, self.openings = ShardState(0, 0), 0
         self.settings: dict[str, Any] | None = None
         self.is_inconsistent, self._is_calling = False, False
@@ -406,6 +404,7 @@ class Coordinator:
         try:
             with uninterrupted() as signals:
                 exchange = Exchange(self.placement, len(self), name, signals)
+                exchange.answers = {**ANSWERS, "digests": self._digests}
                 try:
                     self._is_calling = True
                     with span("gather"):
@@ -424,6 +423,10 @@ class Coordinator:
                 self.placement.drop()
             raise
         return results
+
+    def _digests(self, values: Sequence[Sequence[Any]]) -> list[str]:
+        """Return the digests of several vectors, each from its slices in the order of the shards."""
+        return [digest_of_numbers(self.joined(slices)) for slices in zip(*values, strict=True)]
 
     def _abort(self, exchange: Exchange, signals: uninterrupted, error: BaseException) -> BaseException:
         """Abort a failed call in all shards, or mark them as inconsistent; return the error to raise."""
@@ -535,5 +538,5 @@ class GatheredVectors:
         return {"n": self._sent.ranges[-1][1], "shards": len(self._sent.ranges)}
 
     def _gather(self, slices: Sequence[Any]) -> F32:
-        vector: F32 = concatenate(self._coordinator.read(slices, self._opening))
+        vector: F32 = self._coordinator.joined(self._coordinator.read(slices, self._opening))
         return vector

@@ -6,16 +6,19 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import numpy as np
+
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
 from fedcore.files import NAMED, is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
-from fedcore.server.folder import JOURNAL, checkpoint_errors, server_state
+from fedcore.server.folder import JOURNAL, checkpoint_errors, group_folders, open_part, server_state
+from fedcore.server.requests import concatenate
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files import disk
 from fedcore.store.files.folder import remove, sweep
@@ -44,20 +47,57 @@ class Range(NamedTuple):
 
 
 def ranges_of(layout: Layout, shards: int) -> tuple[Range, ...]:
-    """Return ranges with about equal numbers of parameters; the last range also has all float buffers."""
-    p, blocks = layout.n_parameters, -(-layout.n_parameters // BLOCK)
+    """Return ranges with about equal numbers of parameters; the last range also has all float buffers.
+
+    With groups of tensors, the elements are counted in the order of the groups; see ``pieces_of``.
+    """
+    starts = _block_starts(layout)
+    blocks, p = len(starts), layout.n_parameters
     most = max(1, blocks)
     if check_integer("shards", shards, 1) > most:
-        raise RangeError(f"shards={shards}: must be at most {most}, one for each {BLOCK:,} of {p:,} parameters")
-    starts = [BLOCK * (blocks * k // shards) for k in range(shards)]
-    ends = [*starts[1:], p]
-    stops = [*starts[1:], layout.n]
-    return tuple(map(Range, starts, stops, ends))
+        of = " of a group" if layout.groups else ""
+        raise RangeError(f"shards={shards}: must be at most {most}, one for each {BLOCK:,} of {p:,} parameters{of}")
+    at = [starts[blocks * k // shards] for k in range(shards)]
+    return tuple(map(Range, at, [*at[1:], layout.n], [*at[1:], p]))
+
+
+def _block_starts(layout: Layout) -> list[int]:
+    """Return where a range may start: at the blocks of each group's own vector, whose norms are sums over blocks."""
+    starts, first = list[int](), 0
+    for own in layout.of_groups.values() if layout.groups else [layout]:
+        starts += range(first, first + own.n_parameters, BLOCK)
+        first += own.n_parameters
+    return starts
+
+
+def pieces_of(layout: Layout, span: Range) -> dict[str, Range]:
+    """Return the range of each group's own vector in a shard. The shard with the end of a group has its buffers."""
+    pieces, first = dict[str, Range](), 0
+    for group, own in layout.of_groups.items():
+        p = own.n_parameters
+        start, end = (min(max(at - first, 0), p) for at in (span.start, span.end))
+        pieces[group] = Range(start, own.n if end == p else end, end) if start < end else Range(0, 0, 0)
+        first += p
+    return pieces
+
+
+ABSENT = "\0"
+"""The start of the name of a parameter that stays zero, for a group of which a shard has nothing: all shards take part
+in each group's sums."""
 
 
 def cut(layout: Layout, span: Range, *, counters: bool) -> Layout:
     """Return the layout of a range: the flat parts of tensors within it, and the counters and constants if asked."""
-    pieces = []
+    pieces, groups = list[Slice](), dict[str, list[str]]()
+    for group, own in pieces_of(layout, span).items():
+        part = cut(layout.of_groups[group], own, counters=counters)
+        here = [*part.slices, *part.outside]
+        if own.start == own.end:
+            here.insert(0, Slice(f"{ABSENT}{group}", "parameter", (1,), "float32"))
+        pieces += here
+        groups[group] = [piece.name for piece in here]
+    if layout.groups:
+        return Layout(pieces, library="numpy", groups=groups)
     for piece in layout.slices:
         start, stop = max(piece.start, span.start), min(piece.stop, span.stop)
         if start < stop:
@@ -77,6 +117,7 @@ class ShardInfo:
         has_buffers: whether the model has float buffers, which the last shard holds.
         folder: the folder of its store, on its own machine; None in memory.
         is_named: whether the caller, not the manifest, has named the folder.
+        groups: for each group of tensors, the range of its vector in this shard.
     """
 
     cluster: str
@@ -86,6 +127,12 @@ class ShardInfo:
     has_buffers: bool
     folder: str | None
     is_named: bool = False
+    groups: Mapping[str, Range] = field(default_factory=dict)
+
+    @property
+    def present(self) -> list[str]:
+        """The groups of which it has elements."""
+        return [group for group, piece in self.groups.items() if piece.end]
 
     def to_state(self) -> dict[str, Any]:
         """Return the description that its folder keeps."""
@@ -114,6 +161,22 @@ class ShardInfo:
             rows.close()
             raise
         return rows
+
+    def open_all(self, *, readonly: bool = False, durability: Durability = "round") -> list[ClientStore]:
+        """Open its folder, and those of its groups."""
+        options: dict[str, Any] = {"readonly": readonly, "durability": durability}
+        with ExitStack() as opened:
+            stores = [opened.enter_context(self.open(**options))]
+            for folder in group_folders(Path(self.folder or "")):
+                stores.append(opened.enter_context(open_part(folder, **options, keep_previous=not readonly)))
+                self.require(stores[-1].state)
+            opened.pop_all()
+        return stores
+
+    def x_in(self, stores: Sequence[ClientStore]) -> Any:
+        """Return the slice of x in the stores of its folder; with groups, that of each."""
+        vectors = dict(zip(self.groups, (rows.vector("x") for rows in stores[1:]), strict=True))
+        return {group: vectors[group] for group in self.present} if self.groups else stores[0].vector("x")
 
     def require_inside(self) -> os.stat_result | None:
         """Return the folder's status; see ``files.part_of``. Return None if the caller named it."""
@@ -151,8 +214,9 @@ class Manifest:
         folders: Sequence[str | None] = [None] * len(self.ranges)
         if self.folders is not None and home is not None:
             folders = self._beside(home) if named is None else folders_of(self.folders, named)
+        pieces, is_named = [pieces_of(self.layout, span) for span in self.ranges], named is not None
         return [
-            ShardInfo(self.cluster, k, len(self.ranges), span.start, has_buffers, folder, is_named=named is not None)
+            ShardInfo(self.cluster, k, len(self.ranges), span.start, has_buffers, folder, is_named, pieces[k])
             for k, (span, folder) in enumerate(zip(self.ranges, folders, strict=True))
         ]
 
@@ -166,6 +230,22 @@ class Manifest:
                     "folders= with one folder for each shard"
                 )
         return [str(home / folder) for folder in self.folders]
+
+    def slices(self, vector: Any) -> list[Any]:
+        """Cut a vector, with or without float buffers, or the vectors of groups by name, into those of the shards."""
+        is_whole = not isinstance(vector, Mapping)
+        if is_whole and not self.layout.groups:
+            return [vector[one.start : one.stop if len(vector) == self.layout.n else one.end] for one in self.ranges]
+        parts = {group: self.layout.cut(vector, group) for group in self.layout.groups} if is_whole else vector
+        pieces = [pieces_of(self.layout, span) for span in self.ranges]
+        return [{group: part[own[group].start : own[group].stop] for group, part in parts.items()} for own in pieces]
+
+    def joined(self, slices: Sequence[Any]) -> Any:
+        """Return the vector of these slices, read-only."""
+        if self.layout.groups:
+            parts = {group: concatenate([one[group] for one in slices if group in one]) for group in self.layout.groups}
+            slices = [self.layout.join(parts, np.empty(sum(map(len, parts.values())), parts[next(iter(parts))].dtype))]
+        return concatenate(slices)
 
     def write(self, path: Path) -> None:
         """Write the manifest durably, and replace an older one."""
@@ -216,7 +296,7 @@ def _require_partition(layout: Layout, ranges: tuple[Range, ...]) -> None:
         not ranges
         or not all(is_integer(number, 0, layout.n) for span in ranges for number in span)
         or starts[0] != 0
-        or any(start % BLOCK for start in starts)
+        or not set(starts) <= set(_block_starts(layout))
         or ends != [*starts[1:], layout.n_parameters]
         or stops != [*starts[1:], layout.n]
         or any(span.start >= span.end for span in ranges)

@@ -1,9 +1,9 @@
 """Change the number of shards of a saved server, with bit-identical results."""
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ from fedcore.algorithms import FedAvg
 from fedcore.algorithms.rates import Constant
 from fedcore.cluster import manifest as own
 from fedcore.cluster.coordinator import shared_settings
-from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, ranges_of
+from fedcore.cluster.manifest import NAME, Manifest, Range, ShardInfo, clean_up, cut, pieces_of, ranges_of
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.model import Layout
 from fedcore.options import Compute, Settings, Storage, describe, limits_from_state, revive
@@ -24,9 +24,11 @@ from fedcore.server.folder import (
     agree,
     checkpoint_errors,
     documents_in,
+    group_folders,
     journal_of,
     open_part,
     server_state,
+    transactions,
 )
 from fedcore.server.step import OF_MODEL
 from fedcore.server.update import digest_of_text
@@ -35,6 +37,7 @@ from fedcore.store import ClientStore
 from fedcore.store.client_store import Piece, join, require_alike
 from fedcore.store.files import disk
 from fedcore.store.files.folder import remove
+from fedcore.store.files.inventory import GROUPS
 from fedcore.validation import absolute
 
 _SHARED = ("counter", "population", "norms")
@@ -139,13 +142,14 @@ def _require_free(infos: Sequence[ShardInfo]) -> None:
 
 @dataclass(frozen=True)
 class _Shards:
-    """The present shards.
+    """The present shards; or their stores of one group of tensors, or of what the groups share.
 
     Attributes:
-        layout: the layout of the whole model.
-        ranges, rows: the range and the store of each shard.
+        layout: the layout of the whole model, or of the group.
+        ranges, rows: the range and the store of each shard; one store, of all its elements, for what groups share.
         nonnegative: the float buffers that started non-negative.
         documents: the audit documents.
+        groups: the stores of each group.
     """
 
     layout: Layout
@@ -153,10 +157,11 @@ class _Shards:
     rows: Sequence[ClientStore]
     nonnegative: Collection[str]
     documents: Sequence[str]
+    groups: Mapping[str, "_Shards"] = field(default_factory=dict)
 
     def write(self, infos: Sequence[ShardInfo], ranges: Sequence[Range], progress: Progress) -> None:
         """Write the new shards."""
-        done, total = 0, len(self.rows[0]) * len(infos)
+        done, total = 0, len(infos) * sum(len(one.rows[0]) for one in (self, *self.groups.values()))
 
         def row_done() -> None:
             nonlocal done
@@ -166,16 +171,26 @@ class _Shards:
         progress(0, total)
         for info, span in zip(infos, ranges, strict=True):
             assert info.folder is not None
-            pieces = [
-                Piece(rows, max(span.start, old.start) - old.start, min(span.end, old.end) - old.start)
-                for rows, old in zip(self.rows, self.ranges, strict=True)
-                if max(span.start, old.start) < min(span.end, old.end)
-            ]
-            names = self.rows[0].vector_names()
-            vectors = {
-                name: self._vector(name, span) for name in names if info.shard == 0 or not name.startswith("counter/")
-            }
-            join(Path(info.folder), pieces, vectors, self._state(info, span), list(enumerate(self.documents)), row_done)
+            layout = cut(self.layout, span, counters=info.shard == 0)
+            self.write_part(Path(info.folder), info, self.ranges[0] if self.groups else span, layout, row_done)
+
+    def write_part(
+        self, path: Path, info: ShardInfo, span: Range, layout: Layout, row_done: Callable[[], object]
+    ) -> None:
+        """Write a range to a store of a new shard, which has this layout, and the groups into its folder."""
+        pieces = [
+            Piece(rows, max(span.start, old.start) - old.start, min(span.end, old.end) - old.start)
+            for rows, old in zip(self.rows, self.ranges, strict=True)
+            if max(span.start, old.start) < min(span.end, old.end)
+        ] or [Piece(self.rows[0], 0, 0)]
+        names = [one for one in self.rows[0].vector_names() if info.shard == 0 or not one.startswith("counter/")]
+        vectors = {name: self._vector(name, span) for name in names}
+
+        def parts(folder: Path) -> None:
+            for i, (name, group) in enumerate(self.groups.items()):
+                group.write_part(folder / GROUPS / str(i), info, info.groups[name], layout.of_groups[name], row_done)
+
+        join(path, pieces, vectors, self._state(info, layout), list(enumerate(self.documents)), row_done, parts)
 
     def _vector(self, name: str, span: Range) -> Any:
         """Return a range of a vector, from the shards' slices. Return a shared vector whole."""
@@ -187,12 +202,12 @@ class _Shards:
                 return vector
             stop = min(old.stop, span.stop) if kind in OF_MODEL else min(old.end, span.end)
             slices.append(vector[max(span.start, old.start) - old.start : max(0, stop - old.start)])
-        return np.concatenate(slices)
+        joined = np.concatenate(slices)
+        return joined if len(joined) else np.zeros(1, joined.dtype)  # of a group of which the shard has nothing
 
-    def _state(self, info: ShardInfo, span: Range) -> dict[str, Any]:
-        """Return the state of a new shard's folder: that of an old shard, with a new place and layout."""
+    def _state(self, info: ShardInfo, layout: Layout) -> dict[str, Any]:
+        """Return the state of a new shard's store: that of an old shard, with a new place and layout."""
         state: dict[str, Any] = self.rows[0].state
-        layout = cut(self.layout, span, counters=info.shard == 0)
         own = {"layout": layout.to_state(), "nonnegative": [name for name in layout.names if name in self.nonnegative]}
         changed = {"medium": "mmap", "device": "cpu", "undoable": True, "place": info.to_state()}
         if self.documents:  # perhaps with that of an undo
@@ -206,33 +221,56 @@ def _open_shards(
 ) -> _Shards:
     """Open the shards of a manifest, locked and at one transaction."""
     infos = manifest.shards(file.parent, folders)
-    stores = [opened.enter_context(info.open()) for info in infos]
+    stores = [[opened.enter_context(one) for one in info.open_all()] for info in infos]
     manifest.require_current(file)
-    agree(stores)
+    agree([one for own in stores for one in own])
+    for alike in zip(*stores, strict=True):
+        with checkpoint_errors(file):
+            facts = [(rows.state["numbers"], shared_settings(rows.state["settings"])) for rows in alike]
+            if any(one != facts[0] for one in facts):
+                raise CheckpointError(f"{file}: the states of its shards differ; they do not belong to one server")
+        require_alike(alike)
     with checkpoint_errors(file):
-        facts = [(rows.state["numbers"], shared_settings(rows.state["settings"])) for rows in stores]
-        if any(one != facts[0] for one in facts):
-            raise CheckpointError(f"{file}: the states of its shards differ; they do not belong to one server")
-        nonnegative = {name for rows in stores for name in rows.state["settings"]["nonnegative"]}
-        documents = documents_in(stores[0], of_shard=True)
-    require_alike(stores)
-    return _Shards(manifest.layout, manifest.ranges, stores, nonnegative, documents)
+        return _of_stores(manifest.layout, manifest.ranges, stores, documents_in(stores[0][0], of_shard=True))
+
+
+def _of_stores(
+    layout: Layout, ranges: Sequence[Range], stores: Sequence[Sequence[ClientStore]], documents: Sequence[str]
+) -> _Shards:
+    """Return the present shards from the stores of each."""
+    mains, *others = (list(of) for of in zip(*stores, strict=True))
+
+    def kept(of: Sequence[ClientStore]) -> set[str]:
+        return {name for rows in of for name in rows.state["settings"]["nonnegative"]}
+
+    if not layout.groups:
+        return _Shards(layout, ranges, mains, kept(mains), documents)
+    pieces, groups = [pieces_of(layout, span) for span in ranges], dict[str, _Shards]()
+    for (name, part), of in zip(layout.of_groups.items(), others, strict=True):
+        groups[name] = _Shards(part, [one[name] for one in pieces], of, kept(of), [])
+    n = mains[0].n
+    return _Shards(layout, [Range(0, n, n)], mains[:1], (), documents, groups)
 
 
 def _open_server(folder: Path, opened: ExitStack) -> _Shards:
     """Open the folder of an unsharded server at its last finished round."""
-    rows = opened.enter_context(ClientStore.open(folder, readonly=True))
+    stores = [opened.enter_context(ClientStore.open(folder, readonly=True))]
     with checkpoint_errors(folder):
-        settings = server_state(folder, rows.state)["settings"]
+        settings = server_state(folder, stores[0].state)["settings"]
         layout, known = Layout.from_state(settings["layout"]), _known(settings)
     own = ["Mean(weights)"] if settings.get("own_weights") else []
     require_compatible(known, Storage(medium="mmap"), Compute(shards=2), *own)
+    stores += [opened.enter_context(open_part(path, readonly=True)) for path in group_folders(folder)]
     with checkpoint_errors(folder):
-        x = rows.vector("x")  # partial updates, which the table refuses, have none here
-        assert x is not None
-        nonnegative = settings.get("nonnegative", never_negative(layout, x))
-        documents = documents_in(rows)
-    return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative, documents)
+        if len({transactions(rows) for rows in stores}) > 1:
+            raise StoreError(f"{folder}: the last change is incomplete; load the server once to roll it back")
+        documents = documents_in(stores[0])
+        whole = Range(0, layout.n, layout.n_parameters)
+        if not layout.groups and "nonnegative" not in settings:
+            x = stores[0].vector("x")
+            assert x is not None
+            return _Shards(layout, [whole], stores, never_negative(layout, x), documents)
+        return _of_stores(layout, [whole], [stores], documents)
 
 
 def _known(saved: dict[str, Any]) -> Settings:

@@ -17,18 +17,20 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fedcore import kernels, runtime
-from fedcore.arrays import F32, F64, Bools, copied, freeze, ieee
+from fedcore.arrays import F32, F64, Bools, copied, freeze, ieee, zeros
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, LockedError, StoreError
 from fedcore.files import is_own_folder
 from fedcore.kernels import ExactSum
 from fedcore.kernels.robust import symmetric
+from fedcore.model import Layout
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
-from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions
+from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions_of
+from fedcore.server.groups import GroupedState, Reducers, first_groups, resumed_groups
 from fedcore.server.opening import first_of, first_state, require_clients, resumed_state
 from fedcore.server.report import Diagnostics
-from fedcore.server.requests import Change
+from fedcore.server.requests import Change, Query, VectorQuery
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Population, PreparedStep, Sizes
 from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32, require_finite
@@ -119,11 +121,12 @@ class ShardThread:
 
 
 class ClusterReducer(Reducer):
-    """A reducer over all shards, which asks the coordinator."""
+    """A reducer over all shards, which asks the coordinator. ``sent`` returns the form in which it sends a vector."""
 
     def __init__(self, thread: ShardThread, *, first: int, has_buffers: bool, place: dict[str, Any]) -> None:
         super().__init__(has_buffers=has_buffers, first=first, place=place)
         self._thread = thread
+        self.sent: Callable[[Any], Any] = lambda vector: vector
 
     def room(self, n: int, k: int = 1) -> F64 | None:
         """See ``Reducer``."""
@@ -131,8 +134,8 @@ class ClusterReducer(Reducer):
 
     def add(self, *squares: Squares) -> list[F64]:
         """See ``Reducer``."""
-        partials = [one.partials for one in squares]
-        assert all(one is not None for one in partials)
+        kept = slice(None if self.is_present else 0)
+        partials = [one.partials[kept] for one in squares if one.partials is not None]
         # Copied, since shards share an answer and Ray's arrays are read-only.
         return [np.array(one) for one in self._thread.ask("add", partials)]
 
@@ -145,7 +148,7 @@ class ClusterReducer(Reducer):
 
     def digests(self, *vectors: Any) -> list[str]:
         """See ``Reducer``."""
-        return list(self._thread.ask("digests", vectors))
+        return list(self._thread.ask("digests", list(map(self.sent, vectors))))
 
     def of_first(self, value: Any) -> Any:
         """See ``Reducer``."""
@@ -158,6 +161,18 @@ class ClusterReducer(Reducer):
     def ready(self) -> None:
         """See ``Reducer``."""
         self._thread.ask("ready", None)
+
+
+class ShardGroups(GroupedState):
+    """The states of the groups in a shard. An update has a slice of each group that it sends, by name."""
+
+    def sent_groups(self, y: Any) -> list[str]:
+        """See ``GroupedState``; the names of groups may take the place of a vector."""
+        return [name for name in self.groups if name in y]
+
+    def tensors_of(self, name: str, y: Any) -> Any:
+        """See ``GroupedState``."""
+        return y[name]
 
 
 class ShardState(NamedTuple):
@@ -179,7 +194,7 @@ class ShardRound:
     """The part of an open round in a shard.
 
     Attributes:
-        sums: the sums of its slices.
+        sums: the sums of its slices; with groups, a ``GroupSums``.
         reader: reads models of earlier rounds, and checks float buffers.
         tried: the batch of the last ``try_fold``.
         folded: the accepted batches; with a robust rule they have their vectors.
@@ -203,7 +218,7 @@ class Shard:
         self._reducer = ClusterReducer(
             self.thread, first=info.first, has_buffers=info.has_buffers, place=info.to_state()
         )
-        self._rows: ClientStore | None = None
+        self._stores: list[ClientStore] = []
         self._state: State
         self._round: ShardRound | None = None
 
@@ -229,23 +244,44 @@ class Shard:
         ``storage`` has the codec and the durability.
         """
         self.info.require_inside()
-        p, folder = settings.layout.n_parameters, self.info.folder
-        x = x if is_new else copied(x)
-        require_finite(x, settings.layout)
-        freeze(x)
-        rows = ClientStore(clients, p, codec=storage.codec)  # type: ignore[arg-type]  # it checks the name
-        require_clients(rows, clients)
+        layout, folder = settings.layout, self.info.folder
+        x = x if is_new and not layout.groups else self._flat(x, layout, has_buffers=True)
         sizes = clients if isinstance(clients, Mapping) else None
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = replace(storage, path=folder, keep_previous=True)
-        self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
-        self._rows = self._state.store
-        self._state.sign_by(storage.audit_key)
+        if layout.groups:
+            of_groups = ShardGroups, self._reducers(layout)
+            settings = replace(settings, started_nonnegative=())  # each group has its own
+            self._state = first_groups(settings, x, counters, clients, sizes, storage, *of_groups)
+        else:
+            require_finite(x, layout)
+            freeze(x)
+            rows = ClientStore(clients, layout.n_parameters, codec=storage.codec)  # type: ignore[arg-type]  # it checks the name
+            require_clients(rows, clients)
+            self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
+            self._state.sign_by(storage.audit_key)
+        self._stores = [state.store for state in self._state.states]
+
+    def _reducers(self, layout: Layout) -> Reducers:
+        """Return the reducers of the groups, and that of what they share."""
+        place, reducers = self.info.to_state(), dict[str | None, Reducer]({None: self._reducer})
+        self._reducer.sent = lambda vector: {name: layout.cut(vector, name) for name in self.info.present}
+        for name, piece in self.info.groups.items():
+            own = ClusterReducer(self.thread, first=piece.start, has_buffers=self.info.has_buffers, place=place)
+            own.is_present, reducers[name] = name in self.info.present, own
+        return reducers
+
+    def _flat(self, parts: Any, layout: Layout, *, has_buffers: bool) -> Any:
+        """Return a copy of a slice; with groups, from the parts of each."""
+        if not layout.groups:
+            return copied(parts)
+        dtype = next(iter(parts.values())).dtype
+        return layout.join(parts, zeros(layout.n if has_buffers else layout.n_parameters, dtype))
 
     def unmake(self) -> None:
         """Delete the result of ``make`` because another shard could not be created."""
-        if self._rows is not None:
+        if self._stores:
             self.close()
             if self.info.folder is not None:
                 remove(Path(self.info.folder))
@@ -255,8 +291,8 @@ class Shard:
         until = time.monotonic() + seconds
         while True:
             try:
-                self._rows = self.info.open(durability=durability)
-                return transactions(self._rows)
+                self._stores = self.info.open_all(durability=durability)
+                return transactions_of(self._stores)
             except LockedError:
                 if time.monotonic() > until:
                     raise
@@ -264,16 +300,32 @@ class Shard:
 
     def resume(self, transaction: int, given: Mapping[str, Any]) -> dict[str, Any]:
         """Continue from the folder's last transaction or the one before; return the saved settings."""
-        assert self._rows is not None
-        go_back(self._rows, transaction)
-        folder = self.info.folder
+        for store in self._stores:
+            go_back(store, transaction)
+        folder, rows = self.info.folder, self._stores[0]
         assert folder is not None
-        saved = self.info.require(self._rows.state)
+
+        def read(store: ClientStore) -> tuple[dict[str, Any], Settings]:
+            saved = self.info.require(store.state)
+            return saved, Settings.from_state(saved["settings"], given)
+
         with checkpoint_errors(folder):
-            settings = Settings.from_state(saved["settings"], given)
-            self._state = resumed_state(self._rows, saved, settings, self._reducer)
+            saved, settings = read(rows)
+            if settings.layout.groups:
+                self._state, _ = resumed_groups(self._stores, read, ShardGroups, self._reducers(settings.layout))
+            else:
+                self._state = resumed_state(rows, saved, settings, self._reducer)
         self._state.sign_by(given.get("audit_key"))
-        return {**saved["settings"], "codec": self._rows.codec}
+        return {**saved["settings"], "codec": self._stores[-1].codec}
+
+    def read(self, query: Query) -> Any:
+        """Return the answer to a query; of a vector, with groups, a part for each."""
+        answer = self._state.read(query)
+        return self._reducer.sent(answer) if isinstance(query, VectorQuery) else answer
+
+    def start_for(self, client: ClientId) -> Any:
+        """See ``State``."""
+        return self._reducer.sent(self._state.start_for(client))
 
     def shard_state(self) -> ShardState:
         """Return the numbers that are the same in all shards."""
@@ -285,7 +337,7 @@ class Shard:
         """Open a round, and abort an unfinished one; return the population with the newcomers, if any."""
         self.abort()
         sums = self._state.begin(newcomers)
-        self._round = ShardRound(sums, UpdateReader(self._state.settings, self._state))
+        self._round = ShardRound(sums, self._state.reader(self._state.settings, self._state))
         return self._state.newcomers.population
 
     def check_slice(self, name: str, has_buffers: bool, returns: bool, digest: str | None, vector: Any) -> Any:
@@ -302,20 +354,36 @@ class Shard:
     def check_buffers(self, kind: Kind, started: int, vector: Any) -> str | None:
         """Return the error if a slice makes a float buffer negative that must not be."""
         try:
-            self._opened.reader.check_buffers(self._read(kind, True, None, vector), kind, started)
+            self._opened.reader.check_buffers(self._update(kind, True, vector), kind, started)
         except FedcoreError as error:
             return rejection_reason(error)
         return None
 
+    def of_groups(self, name: str, *arguments: Any) -> Any:
+        """Return what the reader of partial updates, their sums or the groups return, or the error."""
+        has: Any = next(one for one in (self._opened.reader, self._opened.sums, self._state) if hasattr(one, name))
+        try:
+            return getattr(has, name)(*arguments)
+        except FedcoreError as error:
+            return rejection_reason(error)
+
     def first_not_finite(self, has_buffers: bool, vector: Any) -> str | None:
         """Return the name of the first tensor with a NaN or infinity in a slice, or None."""
         return self._state.first_not_finite(self._read("update", has_buffers, None, vector))
+
+    def _update(self, name: str, has_buffers: bool, vector: Any) -> Any:
+        """Return a slice of an update as an array; with groups, one for each that it has."""
+        if self._state.settings.layout.groups:
+            return {group: part if len(part) else zeros(1) for group, part in vector.items()}
+        return self._read(name, has_buffers, None, vector)
 
     def _read(self, name: str, has_buffers: bool, digest: str | None, vector: Any) -> Any:
         """Return a slice as an array; raise if it is invalid."""
         if digest is not None and digest_of(vector) != digest:
             raise ArrayError(f"{name}: a slice does not match the client's digest; send all slices of one vector again")
         layout = self._state.settings.layout
+        if layout.groups:  # which the coordinator has read
+            return self._flat(vector, layout, has_buffers=has_buffers)
         n = layout.n if has_buffers else layout.n_parameters
         array = as_vector(name, vector, n)
         if array is None:
@@ -333,17 +401,23 @@ class Shard:
 
         The values come before the second vectors. ``bases`` has the rounds of the models, or None.
         """
-        opened, read, k = self._opened, self._read, len(batch)
+        opened, k = self._opened, len(batch)
         rounds: Sequence[Any] = batch.bases
-        vectors = [
-            read("update", has, None, one) for has, one in zip(batch.has_buffers.tolist(), slices[:k], strict=True)
-        ]
-        controls = [read("control", False, None, one) for one in slices[k:]] or batch.controls
-        bases = [None if started is None else opened.reader.start_of(started) for started in rounds]
+        sent = zip(batch.has_buffers.tolist(), slices[:k], strict=True)
+        vectors = [self._update("update", has, one) for has, one in sent]
+        controls = [self._read("control", False, None, one) for one in slices[k:]] or batch.controls
+        bases = [*map(self._base_of, batch.clients, vectors, rounds)]
         opened.tried = replace(batch, vectors=vectors, controls=controls, bases=bases)
         lengths = opened.sums.try_fold(opened.tried)
         opened.squares = lengths.parameters
         return lengths
+
+    def _base_of(self, client: ClientId, y: Any, started: int | None) -> Any:
+        """Return the model from which an update is subtracted, or None; with groups, one for each."""
+        reader = self._opened.reader
+        if started is not None and self._state.settings.algorithm.own_starts:
+            reader.own_start(client, y)
+        return None if started is None else reader.start_of(started)
 
     def accept(self) -> None:
         """Add the batch of ``try_fold``."""
@@ -360,16 +434,19 @@ class Shard:
         return squares
 
     @ieee
-    def join(self, batch: UpdateBatch, *words: Any) -> bool:
+    def join(self, batch: UpdateBatch, more: Sequence[Any], *words: Any) -> bool:
         """Add slices of the words of an exact sum, and of that of the changes; see ``Sum``."""
+        if (layout := self._state.settings.layout).groups:
+            words = tuple(self._flat(one, layout, has_buffers=i < 2) for i, one in enumerate(words))
         sums = [ExactSum(*pair) for pair in zip(words[::2], words[1::2], strict=True)]
-        if joined := self._opened.sums.join(sums[0], batch, *sums[1:]):
+        if joined := self._opened.sums.join(sums[0], batch, *sums[1:], *more):
             self._opened.folded.append(batch)
         return joined
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """See ``Sum``."""
-        return self._opened.sums.words()
+        sums: Any = [sum and ExactSum(*map(self._reducer.sent, sum)) for sum in self._opened.sums.words()]
+        return sums[0], sums[1]
 
     def _keep(self, batch: UpdateBatch, squares: F64) -> None:
         opened, settings = self._opened, self._state.settings
@@ -413,7 +490,7 @@ class Shard:
         self._state.abandon()
         parts = zip(change.vectors, digests, vectors, strict=True)
         cut = {name: self._read(name, change.has_buffers, digest, part) for name, digest, part in parts}
-        if change.has_buffers:
+        if change.has_buffers and not self._state.settings.layout.groups:
             cut = {name: copied(vector) for name, vector in cut.items()}
         self._state.apply(replace(change, vectors=cut))
 
@@ -446,9 +523,9 @@ class Shard:
         """Abort an open round, and close the store."""
         with suppress(StoreError):
             self.abort()
-        if self._rows is not None:
-            self._rows.close()  # if this fails, a later call closes it
-            self._rows = None
+        while self._stores:
+            self._stores[-1].close()  # if this fails, a later call closes it
+            self._stores.pop()
 
 
 def settings_of_shard(settings: Settings, layout: Any) -> Settings:

@@ -30,9 +30,10 @@ from fedcore.rules import Chain
 from fedcore.server.aggregation import Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
+from fedcore.server.groups import read_tensors, sent_groups, vector_of
 from fedcore.server.opening import require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
-from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, StartOf
+from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, VectorQuery
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
 from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot
 from fedcore.server.update import (
@@ -64,6 +65,8 @@ class SliceReader(UpdateReader):
         """See ``UpdateReader``."""
         for name, vector in ((update.kind, update.value), ("control", update.control)):
             if isinstance(vector, Slices):
+                if self._settings.layout.groups:
+                    raise RangeError(f"{name}: a server with partial updates takes no slices; send tensors by name")
                 vector.require(name, len(self._state.ranges))
 
     def bytes_of(self, update: Update) -> int:
@@ -108,11 +111,45 @@ class SliceReader(UpdateReader):
         return self._state.slices_of(vector, has_buffers=False, is_immutable=core.are_immutable([vector]))
 
 
+class GroupSliceReader(SliceReader):
+    """Reads updates that may lack groups of tensors; see ``GroupReader``. The shards know the clients of each group."""
+
+    def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
+        """See ``GroupReader``."""
+        batch, fixed = super().read(update, client)
+        if self._settings.algorithm.counts_absent:
+            self._of_groups("require_groups", client, batch.vectors[0])
+        return batch, fixed
+
+    def last_start(self, client: ClientId, y: SlicedVector) -> int:
+        """See ``GroupReader``."""
+        return int(self._of_groups("last_start", client, y))
+
+    def own_start(self, client: ClientId, y: SlicedVector) -> int:
+        """See ``GroupReader``; the shards' readers note the starts of the groups."""
+        return int(self._of_groups("own_start", client, y))
+
+    def _of_groups(self, name: str, client: ClientId, y: SlicedVector) -> Any:
+        each: list[tuple[Any, ...]] = [()] * len(self._state.ranges)
+        return self._state.valid("of_groups", name, client, y.groups, each=each)[0]
+
+    def _read_vector(self, update: Update) -> tuple[SlicedVector, bool]:
+        layout, kind = self._settings.layout, update.kind
+        tensors, is_fixed = read_tensors(update, layout, self._state.update_buffers)
+        groups = sent_groups(layout, tensors)
+        parts = self._state.manifest.slices({name: vector_of(layout, name, tensors) for name in groups})
+        whole = tensors if self._state.needs_whole else None
+        sent = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        placement = self._state.coordinator.placement
+        is_fixed |= placement.copies
+        return SlicedVector([*map(placement.put, parts)], sent, kind != "gradient", is_fixed, whole, groups), is_fixed
+
+
 class ShardSums:
     """The sums of an open round: each shard has a ``Sum`` of its slices. An update is measured as a whole."""
 
-    def __init__(self, coordinator: Coordinator, ranges: Sequence[Range]) -> None:
-        self._coordinator, self._ranges = coordinator, ranges
+    def __init__(self, coordinator: Coordinator, manifest: Manifest) -> None:
+        self._coordinator, self._manifest = coordinator, manifest
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``."""
@@ -132,25 +169,36 @@ class ShardSums:
         batch.clip(factors[accepted])
         return batch, squares
 
-    def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
+    def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None, *more: Any) -> bool:
         """See ``Sum``."""
-        put, sums = self._coordinator.placement.put, [words] if changes is None else [words, changes]
-        each = [
-            tuple(put(word[start:end]) for sum, end in zip(sums, ends, strict=False) for word in sum)
-            for start, *ends in self._ranges
-        ]
-        joined: bool = self._coordinator.call("join", batch, each=each)[0]
+        sums = [words] if changes is None else [words, changes]
+        more = (changes, *more) if more else ()
+        put = self._coordinator.placement.put
+        cut = [map(put, self._manifest.slices(word)) for sum in sums for word in sum]
+        joined: bool = self._coordinator.call("join", batch, more, each=[*zip(*cut, strict=True)])[0]
         return joined
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """See ``Sum``."""
         words, changes = zip(*self._coordinator.call("words"), strict=True)
-        return _joined(words), None if changes[0] is None else _joined(changes)
+        return self._joined(words), None if changes[0] is None else self._joined(changes)
+
+    def _joined(self, slices: Sequence[ExactSum]) -> ExactSum:
+        return ExactSum(*map(self._coordinator.joined, zip(*slices, strict=True)))
+
+    def squares_of(self, clients: Sequence[ClientId]) -> F64:
+        """See ``GroupSums``."""
+        squares: F64 = self._coordinator.call("of_groups", "squares_of", clients)[0]
+        return squares
 
     def total(self, batch: UpdateBatch, rules: Chain, *_: Any, has_noise: bool) -> bool:
         """Return ``has_noise``; the shards compute the sums in their step. For errors see ``Sum``."""
         if rules.robust is not None and len(batch):
-            rules.require_enough(len(batch))
+            if not self._manifest.layout.groups:
+                rules.require_enough(len(batch))
+            for name in self._manifest.layout.groups:
+                if count := sum(name in y.groups for y in batch.vectors):
+                    rules.require_enough(count, of=f" of the group {name!r}")
         return has_noise
 
 
@@ -161,12 +209,13 @@ class ShardedState(State):
     shards that are ahead.
     """
 
-    reader = SliceReader
+    reader: type[UpdateReader] = SliceReader
     defers_signals = False
     holds_files = True  # shards cannot be copied
 
     def __init__(self, settings: Settings, manifest: Manifest, home: Path | None, coordinator: Coordinator) -> None:
         self.settings, self.manifest, self.home, self.coordinator = settings, manifest, home, coordinator
+        self.reader = GroupSliceReader if settings.layout.groups else SliceReader
         self.compute, self.upload = Compute(shards=len(manifest.ranges)), None
         self.update_buffers = BufferPool(settings.layout.n, most=settings.batch_size)
         self.waiting = AwaitedClients()
@@ -253,7 +302,7 @@ class ShardedState(State):
     def slices_of(self, vector: Any, *, has_buffers: bool, is_immutable: bool) -> SlicedVector:
         """Cut a vector into the slices that are sent to the shards."""
         placement = self.coordinator.placement
-        parts = [placement.put(vector[span.start : span.stop if has_buffers else span.end]) for span in self.ranges]
+        parts = [*map(placement.put, self.manifest.slices(vector))]
         whole = vector if self.needs_whole else None
         return SlicedVector(parts, vector.nbytes, has_buffers, placement.copies or is_immutable, whole)
 
@@ -261,16 +310,16 @@ class ShardedState(State):
         """Check the slices of a client; raise ArrayError if one is invalid."""
         digests: Sequence[str | None] = sent.digests or [None] * len(self.ranges)
         each = [*zip(digests, sent.parts, strict=True)]
-        found = self._valid("check_slice", name, has_buffers, self.needs_whole, each=each)
+        found = self.valid("check_slice", name, has_buffers, self.needs_whole, each=each)
         is_immutable = self.coordinator.placement.copies or core.are_immutable(list(sent.parts))
         whole = np.concatenate([part for _, part in found]) if self.needs_whole else None
         return SlicedVector(sent.parts, sum(nbytes for nbytes, _ in found), has_buffers, is_immutable, whole)
 
     def check(self, what: str, y: SlicedVector, *arguments: Any) -> None:
         """Raise ArrayError if a shard's check of its slice fails."""
-        self._valid(what, *arguments, each=[(part,) for part in y.parts])
+        self.valid(what, *arguments, each=[(part,) for part in y.parts])
 
-    def _valid(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def valid(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the results of a check; each shard returns an error as text, or a result."""
         results = self.coordinator.call(name, *shared, each=each)
         for result in reversed(results):  # the last shard has the buffers
@@ -298,7 +347,7 @@ class ShardedState(State):
             self._round_of = self.coordinator.openings  # the shards may have begun
             self.abandon()
             raise
-        return ShardSums(self.coordinator, self.ranges)
+        return ShardSums(self.coordinator, self.manifest)
 
     def require_open_round(self) -> None:
         """Raise ClusterError if a shard was lost since the round was opened."""
@@ -352,7 +401,8 @@ class ShardedState(State):
 
     def read(self, query: Query) -> Any:
         """See ``State``; the shards' answers are joined."""
-        return query.joined(self.coordinator.call("read", query))
+        answers = self.coordinator.call("read", query)
+        return self.coordinator.joined(answers) if isinstance(query, VectorQuery) else query.joined(answers)
 
     def apply(self, change: Change) -> None:
         """See ``State``; the shards get parts of its vectors."""
@@ -414,17 +464,15 @@ class ShardedState(State):
         def offset(client: ClientId) -> list[Any]:
             return fetch("read", Offset(client=None if is_new("offset", client) else client))
 
-        def start(client: ClientId) -> F32:
-            t = number
-            if not is_new("start", client):
-                numbers = self.registry.numbers([self.registry.check(client)])
-                t = int(self.snapshot.population.starts(numbers)[0])
-            model: F32 = self.read(StartOf(t))
-            return model
+        def start(client: ClientId) -> Any:
+            if is_new("start", client):
+                return self.read(ModelVector("sent", rounded=True))
+            return self.coordinator.joined(self.coordinator.call("start_for", self.registry.check(client)))
 
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
-        vectors = GatheredVectors(self.coordinator, sent, sent if self.coordinator.placement.has_references else None)
+        has_slices = self.coordinator.placement.has_references and not self.settings.layout.groups
+        vectors = GatheredVectors(self.coordinator, sent, sent if has_slices else None)
         vectors.starts = start if self.settings.algorithm.own_starts else None
         return vectors
 
@@ -503,17 +551,17 @@ def new_state(
         placement = LocalThreads() if compute.executor is None else compute.executor
         check = partial(manifest.require_current, (home or Path()) / NAME)
         infos = manifest.shards(home, storage.folders)
-        state = ShardedState(
-            settings, manifest, home, Coordinator(placement, infos, storage.durability_of_parts, again, check)
-        )
+        durability = storage.durability_of_parts
+        coordinator = Coordinator(placement, infos, durability, again, check, manifest.joined)
+        state = ShardedState(settings, manifest, home, coordinator)
         counters = layout.read_counters(model)
         each = [
             (
                 settings_of_shard(settings, cut(layout, span, counters=k == 0)),
-                x[span.start : span.stop],
+                part,
                 counters if k == 0 else {},
             )
-            for k, span in enumerate(ranges)
+            for k, (span, part) in enumerate(zip(ranges, manifest.slices(x), strict=True))
         ]
         try:
             own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
@@ -555,7 +603,7 @@ def saved_state(
     placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
     given = {**given, "audit_key": storage.audit_key}
-    coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check)
+    coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check, manifest.joined)
     coordinator.open()
     try:
         assert coordinator.settings is not None
@@ -570,10 +618,6 @@ def saved_state(
         coordinator.drop()
         raise
     return state, saved
-
-
-def _joined(slices: Sequence[ExactSum]) -> ExactSum:
-    return ExactSum(*(np.concatenate(words) for words in zip(*slices, strict=True)))
 
 
 def _flat(model: Any, layout: Layout) -> tuple[F32, bool]:

@@ -291,6 +291,12 @@ class Layout(Represented):
             layouts[group] = Layout([self._all[name] for name in names], aliases, self.library)
         return layouts
 
+    @cached_property
+    def places(self) -> dict[str, list[int]]:
+        """The indices in ``slices`` of each group's tensors, in their order."""
+        index = {piece.name: i for i, piece in enumerate(self.slices)}
+        return {group: [index[piece.name] for piece in own.slices] for group, own in self.of_groups.items()}
+
     def cut(self, whole: Vector, group: str) -> Vector:
         """Return a group's elements of a vector, floating[n] or floating[n_parameters], as a new vector."""
         own = self.of_groups[group]

@@ -181,7 +181,10 @@ class Reducer:
         has_buffers: whether the model has float buffers; with shards, one shard has them.
         first: the index of the slice's first parameter in a row.
         place: the description of the shard in its folder; None without shards.
+        is_present: whether there are elements here; a shard takes part in sums of groups of which it has none.
     """
+
+    is_present = True
 
     def __init__(self, *, has_buffers: bool, first: int = 0, place: dict[str, Any] | None = None) -> None:
         self.has_buffers, self.first, self.place = has_buffers, first, place
@@ -193,6 +196,11 @@ class Reducer:
     def add(self, *squares: Squares) -> list[F64]:
         """Return the squared norms of the whole vectors, with the bits of one kernel call over each."""
         return [one.here for one in squares]
+
+    def count(self, n: int) -> int:
+        """Return the number of elements of a whole vector; the slice has n."""
+        length = np.array([float(n)])
+        return int(self.add(Squares(length, length[None]))[0][0])
 
     def gram_matrix(self, n: int, bases: Sequence[Any], ys: Sequence[Any], scales: F64) -> F64:
         """Return ``kernels.gram_matrix`` of whole vectors with the bits of one call; the slices have n elements."""
@@ -531,10 +539,9 @@ class Sum:
         if has_noise:
             return result._replace(W=rule.expected, ledger=ledger.after(rule.rate, rule.noise, ledger.clip))
         total: Any = result.A  # float64 for these rules
-        length, first = np.array([float(len(total))]), self._reducer.first
-        [[n]] = self._reducer.add(Squares(length, length[None]))
+        n, first = self._reducer.count(len(total)), self._reducer.first
         with span("noise", None, (total,)):
-            ledger = rule.add_noise(total, batch.factors, ledger, self._round, n=int(n), first=first)
+            ledger = rule.add_noise(total, batch.factors, ledger, self._round, n=n, first=first)
         return result._replace(W=rule.expected, ledger=self._reducer.of_first(ledger))  # its clip has noise
 
     def combined(self, batch: UpdateBatch, rules: Chain, previous: F32 | None) -> Result:

@@ -30,6 +30,7 @@ FEATURES: dict[str, Callable[[Settings, Storage, Compute], Any]] = {
     "shards": lambda s, at, on: on.is_sharded and (on.shards or True),
     "no shards": lambda s, at, on: not on.is_sharded,
     "partial updates": lambda s, at, on: bool(s.layout.groups),
+    "partial updates on shards": lambda s, at, on: on.is_sharded and bool(s.layout.groups),
     "fixed groups": lambda s, at, on: bool(s.layout.groups) and s.algorithm.counts_absent and s.algorithm,
     "counters": lambda s, at, on: ", ".join(piece.name for piece in s.layout.counters),
     "float buffers": lambda s, at, on: s.layout.n > s.layout.n_parameters,
@@ -110,7 +111,6 @@ class Conflict:
 
 UNWRITTEN = "this is not implemented"
 _PATH = 'pass Storage(path=...), or when loading medium="mmap", or leave it out'
-_SHARDS = "leave shards and executor out"
 _STORE, _ELEMENTWISE = "pass storage=Storage(path=...)", "use another, or set elementwise = True on its class"
 _BOUND = "put ClipToMedian() or RejectLong() before the rule, or set Limits(max_norm=)"
 _UNITS = "pass a server_lr, or the rule RejectLong, which measures each by its own median"
@@ -130,7 +130,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("ClientStore", "shards|partial updates", "the server makes a store for each part of the model", _STORE),
     ("keep_previous", "shards|partial updates", "each part of the model always keeps its previous transaction"),
     ("resident", "shards", "each shard has its own memory"),
-    ("shards", "partial updates", UNWRITTEN, _SHARDS),
+    ("partial updates on shards", "PrivateMean(seed)", "a shard would need the places of its elements in the model"),
     ("device", "shards", UNWRITTEN, "use shards=1"),
     ("robust rule in a buffer", "partial updates", "a group may get fewer updates than the rule needs", "use Mean()"),
     ("server_lr", "own step length", "the method sets the length of its step"),
@@ -224,10 +224,10 @@ class Combination:
         return "\n".join(shown) or f"{', '.join(self.features)}: combine"
 
 
-_SUMS_OF = {"partial sums", "exact sums"}
+_SUMS_OF, _ON_SHARDS = {"partial sums", "exact sums"}, {"shards", "partial updates"}
 _PRIVATE_ONES = [name for name in FEATURES if name.startswith("PrivateMean")]
 IMPLIED = dict.fromkeys(("edges", "masked sums", "partial sums"), _SUMS_OF) | {"robust rule": {"rules"}}
-IMPLIED |= {name: {"PrivateMean"} for name in _PRIVATE_ONES}
+IMPLIED |= {name: {"PrivateMean"} for name in _PRIVATE_ONES} | {"partial updates on shards": _ON_SHARDS}
 """Features that others have too."""
 LAST: dict[str, Any] = {"Mean(weights)": Mean, "robust rule": RobustRule, **dict.fromkeys(_PRIVATE_ONES, PrivateMean)}
 """The last rules that features name."""

@@ -213,6 +213,14 @@ def transactions(rows: CommittedRows) -> Transactions:
         return Transactions(last, count_of(server_state(path, kept.state, shard=None)["numbers"]))
 
 
+def transactions_of(stores: Sequence[CommittedRows]) -> Transactions:
+    """Return the transactions that all stores of one folder can have, of which some may be ahead of the others."""
+    held = list(map(transactions, stores))
+    to = common_transaction(held, [store.path for store in stores])
+    is_one = all(one == held[0] for one in held)
+    return held[0] if is_one else Transactions(to, None)
+
+
 def last_change(rows: CommittedRows) -> str | None:
     """Describe the change that an undo of a server's folder reverts; None if the folder does not keep the state before.
 
@@ -506,27 +514,31 @@ def documents_in(rows: ClientStore, *, of_shard: bool = False) -> list[str]:
     return log_of(documents[:count] if of_shard else documents, count, numbers.get("audited"))
 
 
-def read_audit(path: Path, shards: Sequence[Any] = ()) -> list[tuple[str, Document]]:
+def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> list[tuple[str, Document]]:
     """Return the audit log of a folder: each document with its digest, checked; see ``fedcore.server.report``.
 
-    ``shards`` are the ``ShardInfo`` of a sharded server. Its ``path`` is the manifest.
+    ``shards`` are the ``ShardInfo`` of a sharded server, whose slices of x ``joined`` joins. Its ``path`` is the
+    manifest.
 
     Raises:
         CorruptionError: a document was changed or is missing, or x is another.
     """
     for _ in range(100):
         with ExitStack() as opened:
-            stores = [opened.enter_context(one.open(readonly=True)) for one in shards]
-            stores = stores or [opened.enter_context(ClientStore.open(path, readonly=True))]
-            first, states = stores[0], [rows.state for rows in stores]
+            parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
+            parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
+            first, stores = parts[0][0], [rows for own in parts for rows in own]
+            states = [rows.state for rows in stores]
             if not isinstance(states[0], dict) or states[0].get("what") not in (SERVER, TOTALS):
                 return []
             groups = [] if shards else group_folders(path)
-            x = [read_model(path).x] if groups else [one for rows in stores if (one := rows.vector("x")) is not None]
-            digest = digest_of_numbers(x) if len(x) == len(stores) and first.documents() else None
+            x: Any = read_model(path).x if groups else first.vector("x")
+            x = joined([one.x_in(own) for one, own in zip(shards, parts, strict=True)]) if shards else x
+            digest = digest_of_numbers(x) if x is not None and first.documents() else None
             with checkpoint_errors(path):
-                counts = {count_of(state_of(folder)["numbers"]) for folder in groups} - {count_of(states[0]["numbers"])}
-                is_one = not counts and all(state["numbers"] == states[0]["numbers"] for state in states)
+                own = [state["numbers"] for state in states] + [state_of(folder)["numbers"] for folder in groups]
+                mains = [rows.state["numbers"] for rows, *_ in parts]
+                is_one = len(set(map(count_of, own))) == 1 and all(numbers == mains[0] for numbers in mains)
                 if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
                     return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
     torn = incomplete_change([Path(one.folder) for one in shards] or [path, *group_folders(path)])

@@ -5,7 +5,7 @@ has all clients. A client's row in it is the set of groups of its first update, 
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fedcore.arrays import CPU, F32, F64, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of
-from fedcore.errors import CheckpointError, RangeError, ShapeError
+from fedcore.errors import CheckpointError, RangeError
 from fedcore.files import part_of, require_same
 from fedcore.kernels import ExactSum
+from fedcore.model import Layout
 from fedcore.options import Compute, Settings, Storage
 from fedcore.rules import Chain
 from fedcore.rules.private import Ledger
@@ -42,7 +43,6 @@ from fedcore.server.update import (
     Kind,
     Update,
     as_vector,
-    digest_of_numbers,
     in_float32,
     joined_float32,
     raises_fedcore_errors,
@@ -58,8 +58,44 @@ from fedcore.validation import absolute
 NOTHING: F32 = np.empty(0, np.float32)
 """The vectors of the main snapshot: the groups have the model."""
 
+Reducers = Mapping[str | None, Reducer]
+"""Those of the shards' groups, by name; None for what the groups share."""
+NO_REDUCERS: Reducers = {}
+
 Cohorts = list[tuple[Result, UpdateBatch]]
 """The sums of each group, and the accepted updates with the group."""
+
+
+@raises_fedcore_errors
+def read_tensors(update: Update, layout: Layout, buffers: BufferPool, device: str = CPU) -> tuple[list[Any], bool]:
+    """Return the tensors of a partial update as the layout's slices, None for a missing one, and whether they stay.
+
+    ``buffers`` is the pool whose vectors do not change.
+    """
+    tensors, n = list[Any]([None] * len(layout.slices)), layout.n_parameters if update.kind == "gradient" else layout.n
+    if (vector := as_vector(update.kind, update.value, n, device=device)) is not None:
+        fixed = core.are_immutable([vector]) or buffers.owns(vector)
+        if device == CPU or isinstance(vector, np.ndarray):
+            if vector.dtype == np.float64 and update.kind != "gradient":
+                layout.log_rounded(layout.unflatten(vector))
+            vector = in_float32(vector)
+            vector = vector if vector.flags.aligned else copied(vector)
+        return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed
+    for name, named in layout.split(update.value).items():
+        own = layout.of_groups[name].pieces(named, device=device)
+        for i, tensor in zip(layout.places[name], own, strict=True):
+            tensors[i] = tensor
+    return tensors, core.are_immutable([tensor for tensor in tensors if tensor is not None])
+
+
+def sent_groups(layout: Layout, tensors: Sequence[Any]) -> list[str]:
+    """Return the groups of the tensors of ``read_tensors``."""
+    return [name for name, places in layout.places.items() if tensors[places[0]] is not None]
+
+
+def vector_of(layout: Layout, name: str, tensors: Sequence[Any], device: str = CPU) -> Any:
+    """Return a new vector of the tensors that a group has."""
+    return joined_float32([tensors[i] for i in layout.places[name] if tensors[i] is not None], device)
 
 
 class GroupReader(UpdateReader):
@@ -79,29 +115,14 @@ class GroupReader(UpdateReader):
     def plain_updates(self, *, may_hold: bool) -> None:
         """Return None: models are cut into groups one by one."""
 
-    @raises_fedcore_errors
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
-        layout, tensors = self._settings.layout, list[Any]([None] * len(self._settings.layout.slices))
-        n = layout.n_parameters if update.kind == "gradient" else layout.n
-        if (vector := as_vector(update.kind, update.value, n, device=self._settings.device)) is not None:
-            fixed = core.are_immutable([vector]) or self._state.update_buffers.owns(vector)
-            if self._state.upload is None or isinstance(vector, np.ndarray):
-                if vector.dtype == np.float64 and update.kind != "gradient":
-                    layout.log_rounded(layout.unflatten(vector))
-                vector = in_float32(vector)
-                vector = vector if vector.flags.aligned else copied(vector)
-            return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed
-        for name, named in layout.split(update.value).items():
-            own = layout.of_groups[name].pieces(named, device=self._settings.device)
-            for i, tensor in zip(self._state.places[name], own, strict=True):
-                tensors[i] = tensor
-        return tensors, core.are_immutable([tensor for tensor in tensors if tensor is not None])
+        return read_tensors(update, self._settings.layout, self._state.update_buffers, self._settings.device)
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:
         """See ``UpdateReader``."""
         for name in self._state.sent_groups(y):
             own = self._own_starts.get(name, started)
-            self._readers[name].check_buffers([y[i] for i in self._state.places[name]], kind, own)
+            self._readers[name].check_buffers(self._state.tensors_of(name, y), kind, own)
 
     def last_start(self, client: ClientId, y: Any) -> int:
         """See ``UpdateReader``; of the client's updates that had one of these groups."""
@@ -146,9 +167,7 @@ class GroupSums:
                 own[at] += lengths.own
                 has_offsets = True
             self._tried.append((name, part, at, lengths.parameters))
-        layout = self._state.settings.layout
-        has_buffers = layout.n > layout.n_parameters
-        columns = (buffers, has_buffers), (controls, has_controls), (own, has_offsets)
+        columns = (buffers, self._state.reducer.has_buffers), (controls, has_controls), (own, has_offsets)
         return Lengths(parameters, *(column if has else None for column, has in columns))
 
     def accept(self, batch: UpdateBatch) -> None:
@@ -188,8 +207,9 @@ class GroupSums:
         layout, named = self._state.settings.layout, dict(zip(cohorts, totals, strict=True))
         A: Any = empty(layout.n, np.float64, device=self._state.settings.device)
         layout.join({name: result.A for name, (result, _) in named.items()}, A)
-        ledger = private.add_noise(A, batch.factors, ledger, self._state.round_number)
-        shared: dict[str, Any] = {"W": private.expected, "ledger": ledger}
+        n = sum(group.reducer.count(group.settings.layout.n_parameters) for group in self._state.groups.values())
+        ledger = private.add_noise(A, batch.factors, ledger, self._state.round_number, n=n)
+        shared: dict[str, Any] = {"W": private.expected, "ledger": self._state.reducer.of_first(ledger)}
         return [(result._replace(A=layout.cut(A, name), **shared), part) for name, (result, part) in named.items()]
 
     def join(self, words: ExactSum, batch: UpdateBatch, _: Any, squares: F64) -> bool:
@@ -250,14 +270,14 @@ class GroupedState(State):
 
     reader = GroupReader
 
-    def __init__(self, settings: Settings, snapshot: Snapshot, store: ClientStore, groups: Mapping[str, State]) -> None:
+    def __init__(
+        self, settings: Settings, now: Snapshot, store: ClientStore, groups: dict[str, State], reducer: Reducer | None
+    ) -> None:
         layout = settings.layout
-        self.settings, self.snapshot, self.store, self.groups = settings, snapshot, store, dict(groups)
-        index = {piece.name: i for i, piece in enumerate(layout.slices)}
-        self.places = {name: [index[piece.name] for piece in own.slices] for name, own in layout.of_groups.items()}
-        self.reducer, device = Reducer(has_buffers=layout.n > layout.n_parameters), settings.device
+        self.settings, self.snapshot, self.store, self.groups = settings, now, store, groups
+        self.reducer, device = reducer or Reducer(has_buffers=layout.n > layout.n_parameters), settings.device
         self.upload = None if device == CPU else Upload(device, {layout.n, layout.n_parameters}, settings.batch_size)
-        for group in self.groups.values():
+        for group in groups.values():
             group.upload = None  # updates are brought whole
         self.newcomers = Newcomers(store, weighs_shares=settings.algorithm.needs_shares)
         self.update_buffers = BufferPool(layout.n, most=settings.batch_size, device=settings.device)
@@ -268,16 +288,16 @@ class GroupedState(State):
 
     # The groups of an update.
 
-    def sent_groups(self, tensors: Sequence[Any]) -> list[str]:
-        """Return the groups of a vector of ``GroupReader``."""
-        return [name for name, places in self.places.items() if tensors[places[0]] is not None]
+    def sent_groups(self, y: Any) -> list[str]:
+        """Return the groups of an update's vector."""
+        return sent_groups(self.settings.layout, y)
 
-    def tensors_of(self, name: str, tensors: Sequence[Any]) -> Any:
+    def tensors_of(self, name: str, y: Any) -> Any:
         """Return a group's vector, as a round of the group reads it."""
-        own, group = [tensors[i] for i in self.places[name]], self.groups[name]
+        layout, group = self.settings.layout, self.groups[name]
         if group.settings.copies_models or (group.settings.algorithm.keeps_rows and group.store.codec != "f32"):
-            return joined_float32([tensor for tensor in own if tensor is not None], group.settings.device)
-        return own
+            return vector_of(layout, name, y, group.settings.device)
+        return [y[i] for i in layout.places[name]]
 
     def require_groups(self, client: ClientId, sent: list[str]) -> None:
         """Raise RangeError if an update has a group that the client has left; see ``accept``."""
@@ -421,7 +441,7 @@ class GroupedState(State):
     def _digests(self, after: Snapshot) -> tuple[str, str]:
         """See ``State``; the groups have changed already, but readers still see them as before."""
         later = self._gathered(X, {name: group.snapshot for name, group in self.groups.items()})
-        return digest_of_numbers(self.read(X)), digest_of_numbers(later)
+        return tuple(self.reducer.digests(self.read(X), later))  # type: ignore[return-value]  # of two
 
     def _vectors(self, snapshot: Snapshot) -> dict[str, Any]:
         return snapshot.population.vectors() | {f"norms/{name}": norms for name, norms in snapshot.norms.items()}
@@ -446,7 +466,8 @@ class GroupedState(State):
     def read(self, query: Query) -> Any:
         """See ``State``. A client's vectors are zero for the groups that it does not send."""
         if isinstance(query, SentChecksums):
-            return query.joined([query(group, group.snapshot) for group in self.groups.values()])
+            present = [group for group in self.groups.values() if group.reducer.is_present]
+            return query.joined([query(group, group.snapshot) for group in present])
         if not isinstance(query, VectorQuery):
             return super().read(query)
         self.store.require_files()
@@ -528,21 +549,33 @@ def new_state(
         raise RangeError("clients: missing; pass their number or their ids")
     listed = clients if isinstance(clients, int) else list(clients)
     folder = None if storage.path is None else absolute(storage.path).parent
+    settings = in_files(settings, storage.resident, folder)
+    x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
+    return first_groups(settings, x, counters, listed, sizes, storage)
+
+
+def first_groups(
+    settings: Settings,
+    x: F32,
+    counters: Counters,
+    clients: int | Iterable[ClientId],
+    sizes: Sizes | None,
+    storage: Storage,
+    kind: type[GroupedState] = GroupedState,
+    reducers: Reducers = NO_REDUCERS,
+) -> GroupedState:
+    """Return the first state of a server with partial updates, or of a shard of one; see ``new_state``."""
+    layout, firsts, shared = settings.layout, list[First](), reducers.get(None)
     with ExitStack() as stack:
-        shared = replace(storage, codec="f32", medium=None if storage.medium == "cuda" else storage.medium)
-        rows = stack.enter_context(new_rows(None, shared, listed, len(layout.groups)))
-        require_clients(rows, listed)
-        settings = in_files(settings, storage.resident, folder)
-        x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
+        of_all = replace(storage, codec="f32", medium=None if storage.medium == "cuda" else storage.medium)
+        rows = stack.enter_context(new_rows(None, of_all, clients, len(layout.groups)))
+        require_clients(rows, clients)
         require_finite(x, layout)
-        firsts: list[First] = []
         for name, own in layout.of_groups.items():
-            if not own.n_parameters:
-                raise ShapeError(f"partial[{name!r}]: its tensors have no parameters; add some to the group")
             part = layout.cut(x, name)
             freeze(part)
             of_group = replace(settings, layout=own, audit=False, started_nonnegative=never_negative(own, part))
-            store = stack.enter_context(new_rows(None, storage, listed, own.n_parameters, settings.device))
+            store = stack.enter_context(new_rows(None, storage, clients, own.n_parameters, settings.device))
             firsts.append(
                 first_of(of_group, part, {piece.name: counters[piece.name] for piece in own.outside}, sizes, store)
             )
@@ -550,9 +583,10 @@ def new_state(
     snapshot = Snapshot(NOTHING, NOTHING, NOTHING, None, (), {}, population)
     if storage.path is not None:
         storage = _in_folder(storage)
-    with first_stores([(settings, snapshot, rows), *firsts], storage) as (main, *stores):
-        states = [State(own, first, store) for (own, first, _), store in zip(firsts, stores, strict=True)]
-        state = GroupedState(settings, snapshot, main, dict(zip(layout.groups, states, strict=True)))
+    with first_stores([(settings, snapshot, rows), *firsts], storage, shared and shared.place) as (main, *stores):
+        named = zip(layout.groups, firsts, stores, strict=True)
+        groups = {name: State(own, first, store, reducers.get(name)) for name, (own, first, _), store in named}
+        state = kind(settings, snapshot, main, groups, shared)
         state.sign_by(storage.audit_key)
         return state
 
@@ -587,18 +621,36 @@ def saved_state(
             require_same(folder, one, os.lstat(folder))
         with checkpoint_errors(path):
             agree([rows, *stores.values()])
-            groups = {}
-            for name, store in stores.items():
-                saved = server_state(folders[name], store.state)
+
+            def read(store: ClientStore) -> tuple[dict[str, Any], Settings]:
+                saved = server_state(store.path or path, store.state)
                 own = Settings.from_state(saved["settings"], given, compute)
-                groups[name] = resumed_state(store, saved, replace(own, device=settings.device))
-            saved = server_state(path, rows.state)
-            settings = replace(Settings.from_state(saved["settings"], given, compute), device=settings.device)
-            vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
-            snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
-            here = snapshot.round_number, snapshot.ledger
-            if any((group.round_number, group.snapshot.ledger) != here for group in groups.values()):
-                raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
-            state = GroupedState(settings, snapshot, rows, groups)
+                return saved, replace(own, device=settings.device)
+
+            state, saved = resumed_groups([rows, *stores.values()], read)
             state.sign_by(storage.audit_key)
-            return state, saved["settings"]
+            return state, saved
+
+
+def resumed_groups(
+    stores: Sequence[ClientStore],
+    read: Callable[[ClientStore], tuple[dict[str, Any], Settings]],
+    kind: type[GroupedState] = GroupedState,
+    reducers: Reducers = NO_REDUCERS,
+) -> tuple[GroupedState, dict[str, Any]]:
+    """Return the state of a saved server with partial updates, or of a shard of one, and the saved settings.
+
+    ``stores`` are at one transaction, the main one first. ``read`` returns what a store has saved, and its settings.
+    For errors see ``checkpoint_errors``.
+    """
+    rows, saved, settings = stores[0], *read(stores[0])
+    groups = {
+        name: resumed_state(store, *read(store), reducers.get(name))
+        for name, store in zip(settings.layout.groups, stores[1:], strict=True)
+    }
+    vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
+    snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
+    here = snapshot.round_number, snapshot.ledger
+    if any((group.round_number, group.snapshot.ledger) != here for group in groups.values()):
+        raise CheckpointError(f"{rows.path}: the groups are at different rounds; load a backup")
+    return kind(settings, snapshot, rows, groups, reducers.get(None)), saved["settings"]

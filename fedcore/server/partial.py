@@ -18,7 +18,7 @@ from fedcore.model import Layout
 from fedcore.options import Settings, describe
 from fedcore.rules.windows import as_float32
 from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, UpdateBatch, longest_term
-from fedcore.server.requests import ModelVector
+from fedcore.server.requests import ModelVector, Nonnegative
 from fedcore.server.state import State
 from fedcore.server.update import raises_fedcore_errors
 from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, is_flag, require_flag
@@ -190,8 +190,7 @@ def fingerprint(settings: Settings, state: State) -> str:
     method = describe("algorithm", settings.algorithm) or {}
     if "class" in method:  # the name and repr of a user's class may differ between processes
         method = {key: method[key] for key in ("class", "options")}
-    kept = [name for own in state.states for name in own.settings.nonnegative]
-    facts = [GRID, method, settings.layout.to_state(), settings.averages_models, kept]
+    facts = [GRID, method, settings.layout.to_state(), settings.averages_models, state.read(Nonnegative())]
     parts: list[Any] = [json.dumps(fact, sort_keys=True).encode() for fact in facts]
     parts.append(np.ascontiguousarray(to_host(state.read(ModelVector("sent", rounded=True)))).data)
     return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in parts)

@@ -287,9 +287,6 @@ class VectorQuery(Query):
     has_buffers: ClassVar[bool] = False
     dtype: ClassVar[type] = np.float32
 
-    def joined(self, answers: Sequence[Any]) -> Any:
-        return concatenate(answers)
-
     def zeros(self, layout: Layout, device: str) -> Any:
         return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype, device=device)
 
@@ -341,17 +338,6 @@ class ModelVector(VectorQuery):
 X = ModelVector("x")
 
 
-@dataclass(frozen=True, repr=False)
-class StartOf(VectorQuery):
-    """The model of a round from which a client starts, as it gets it."""
-
-    round: int
-    has_buffers = True
-
-    def __call__(self, state: State, now: Snapshot) -> Any:
-        return view_of(state.start_of(self.round))
-
-
 class Direction(VectorQuery):
     """A copy of v."""
 
@@ -380,6 +366,16 @@ class CountersQuery(Query):
 
     def __call__(self, state: State, now: Snapshot) -> Any:
         return {name: read_only(counter) for name, counter in now.counters.items()}
+
+
+class Nonnegative(Query):
+    """The names of the float buffers that must not become negative."""
+
+    def __call__(self, state: State, now: Snapshot) -> Any:
+        return [name for own in state.states for name in own.settings.nonnegative]
+
+    def joined(self, answers: Sequence[Any]) -> Any:
+        return [name for names in answers for name in names]
 
 
 class ClientSizes(Query):

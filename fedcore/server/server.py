@@ -150,17 +150,19 @@ class Server(Represented, Unpicklable):
             raise UnknownNameError(f"algorithm={algorithm!r}: must be an Algorithm or the name of one")
         if layout.n_parameters < 1:
             raise ShapeError("model: it has no parameters")
+        if bare := [name for name, own in layout.of_groups.items() if not own.n_parameters]:
+            raise ShapeError(f"partial[{bare[0]!r}]: its tensors have no parameters; add some to the group")
         options = ServerOptions(lr, server_lr, optimizer, aggregation, limits, place, compute, policy)
         settings = Settings.of(method, layout, options)
         parts: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
         require_compatible(settings, *parts)
         backend: Any
-        if layout.groups:
-            backend = groups.new_state(model, settings, ids, sizes, place)
-        elif compute.is_sharded:
+        if compute.is_sharded:
             from fedcore.cluster import state as shards  # not at the top: a server in one part needs no cluster
 
             backend = shards.new_state(model, settings, ids, sizes, place, compute)
+        elif layout.groups:
+            backend = groups.new_state(model, settings, ids, sizes, place)
         else:
             backend = new_state(model, settings, ids, sizes, place, given)
         try:

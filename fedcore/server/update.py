@@ -94,6 +94,7 @@ class SlicedVector:
         has_buffers: whether it has the float buffers after the parameters.
         is_immutable: whether it stays unchanged until the end of the round.
         whole: the vector, if the journal needs it; else None.
+        groups: the names of the groups of tensors that it has, with partial updates.
     """
 
     parts: Sequence[Any]
@@ -101,11 +102,12 @@ class SlicedVector:
     has_buffers: bool
     is_immutable: bool
     whole: Any = None
+    groups: Sequence[str] = ()
 
     def kept(self) -> "SlicedVector":
         """Return the vector with copies of slices that are views of the caller's memory."""
         kept = [immutable_copy(part, CPU) if isinstance(part, np.ndarray) else part for part in self.parts]
-        return SlicedVector(kept, self.nbytes, self.has_buffers, is_immutable=True)
+        return SlicedVector(kept, self.nbytes, self.has_buffers, is_immutable=True, groups=self.groups)
 
 
 @dataclass(frozen=True)

@@ -437,15 +437,17 @@ def join(
     state: Any,
     documents: Sequence[tuple[int, str]],
     row_done: Callable[[], object],
+    parts: Callable[[Path], object],
 ) -> None:
     """Write a store of joined rows durably to a new or empty folder; after an error the folder has no store.
 
-    The pieces are in the order of their elements. Their stores must have the same codec, clients and rounds, which the
-    new store gets. ``row_done`` is called after each row. Reads and writes each row once.
+    The pieces are in the order of their elements; without elements, a row is one zero. Their stores must have the same
+    codec, clients and rounds, which the new store gets. ``row_done`` is called after each row. ``parts`` writes further
+    stores into the folder, before it is in its place. Reads and writes each row once.
     """
     first = pieces[0].rows
     require_alike([piece.rows for piece in pieces])
-    form = RowFormat(first.codec, sum(piece.stop - piece.start for piece in pieces))
+    form = RowFormat(first.codec, max(1, sum(piece.stop - piece.start for piece in pieces)))
     with replacing(path, form, first.registry, existing=False) as folder:
         content = Content.read(folder)
         rows, numbers, rounds = content.rows, *first.written()
@@ -461,6 +463,7 @@ def join(
         content.adopt(entries, vectors)
         head = replace(folder.head, round=first.round, state=json.dumps(state), vectors=content.vectors.table)
         folder.publish(Transaction(head, entries, documents=documents))
+        parts(folder.path)
 
 
 def require_alike(stores: Sequence[ClientStore]) -> None:

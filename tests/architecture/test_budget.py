@@ -17,20 +17,20 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_021,
     "csrc": 11_731,
-    "tests": 65_821,
+    "tests": 66_118,
     "fedcore": 2_816,
     "fedcore/adapters": 2_859,
     "fedcore/algorithms": 1_291,
-    "fedcore/cli": 1_594,
-    "fedcore/cluster": 2_154,
+    "fedcore/cli": 1_596,
+    "fedcore/cluster": 2_328,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_517,
-    "fedcore/server": 7_344,
+    "fedcore/model": 2_521,
+    "fedcore/server": 7_381,
     "fedcore/sim": 7_856,
     "fedcore/secure": 1_069,
     "fedcore/testing": 1_055,
     "fedcore/rules": 784,
-    "fedcore/store": 3_937,
+    "fedcore/store": 3_939,
 }
 
 

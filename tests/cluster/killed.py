@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import Compute, Server, Storage, algorithms, cluster, set_threads
+from fedcore import Compute, Model, Server, Storage, algorithms, cluster, set_threads
 from fedcore.cluster import coordinator
 from fedcore.errors import ClusterError
 from tests.cluster.pairs import audited, cohort
@@ -24,11 +24,27 @@ from tests.cluster.processes import Processes
 from tests.kills import die_at, kill
 
 K, N, n = 3, 6, 16_384 * 2 + 100
+GROUPS = " in groups"
+"""The end of the name of a method with partial updates: two shards have a part of one group, the third the other."""
 
 
 def remembering(method):
     """The algorithm; a short history in MimiC."""
+    method = method.removesuffix(GROUPS)
     return algorithms.named(method, **({"history": 2} if method == "MimiC" else {}))
+
+
+def model_of(method):
+    zeros = np.zeros(n, np.float32)
+    return Model({"w": zeros[:200], "u": zeros[200:]}, {"U": "u"}) if method.endswith(GROUPS) else zeros
+
+
+def sent_by(server, client, y):
+    """The vector of a client, or the groups that it sends: both or one."""
+    if not server.layout.groups:
+        return y
+    i = int(str(client).split()[-1])
+    return {"w": y[:200], "u": y[200:]} if i % 4 < 2 else {"w": y[:200]} if i % 4 == 2 else {"u": y[200:]}
 
 
 def told(server):
@@ -60,7 +76,7 @@ def change(server, add=None):
     with server.open_round() as opened:
         for i, client in enumerate(ids):
             y = np.random.default_rng([t, i]).normal(size=n).astype(np.float32)
-            add(opened, client, y, 1 + i % 3)
+            add(opened, client, sent_by(server, client, y), 1 + i % 3)
     return opened.report
 
 
@@ -68,7 +84,8 @@ class Straight:
     """The run without kills, as far as it was requested."""
 
     def __init__(self, method):
-        self._server = Server(np.zeros(n, np.float32), remembering(method), N, lr=0.1, storage=Storage(audit=True))
+        storage = Storage(audit=True)
+        self._server = Server(model_of(method), remembering(method), N, lr=0.1, storage=storage)
         self._told = [told(self._server)]
 
     def after(self, t):
@@ -83,25 +100,28 @@ def due(t):
     return {3: "arrive", 4: "replace", 5: "depart"}.get(t % 6, "round")
 
 
-def scenarios():
-    """The killed process, the number of its call, before or after it, and the step; None for any step."""
+def scenarios(stores):
+    """The killed process, the number of its call, before or after it, and the step; None for any step.
+
+    A shard has that many stores, each with its own calls.
+    """
     for what in ("round", "arrive", "depart", "replace"):
         for after in (False, True):
-            for call in range(1, 12):
+            for call in range(1, 11 * stores + 1):
                 for k in range(K):
                     yield "shard", k, call, after, what
-            for call in range(1, 34):
+            for call in range(1, 33 * stores + 1):
                 yield "all together", call % K, 1 + call // K, after, what
             for message in range(1, 46):
                 yield "coordinator", None, message, after, what
         for seed in range(24):
             yield "each on its own", None, seed, True, what
-    for call in range(1, 71):
+    for call in range(1, 70 * stores + 1):
         yield "saved", call % K, call, call % 2 == 0, None
     for call in range(1, 6):
         for after in (False, True):
             yield "saved", None, call, after, None  # by the coordinator
-    for call in range(1, 131):
+    for call in range(1, 130 * stores + 1):
         for after in (False, True):
             yield "cut anew", None, call, after, None
 
@@ -209,12 +229,10 @@ def main(folder, method, stride):
     set_threads(1)
     folder = f"{folder}/{method}"
     noting(f"{folder}-notes")
-    zeros = np.zeros(n, np.float32)
-    Server(
-        zeros, remembering(method), N, lr=0.1, storage=Storage(folder, audit=True), compute=Compute(shards=K)
-    ).close()
+    storage, compute = Storage(folder, audit=True), Compute(shards=K)
+    Server(model_of(method), remembering(method), N, lr=0.1, storage=storage, compute=compute).close()
     seen, chance = Counter(), random.Random(1)
-    for number, scenario in enumerate(scenarios()):
+    for number, scenario in enumerate(scenarios(3 if method.endswith(GROUPS) else 1)):
         if number % stride:
             continue
         *scenario, what = scenario

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("killed.py")
-METHODS = ["MIFA", "MimiC", "SCAFFOLD"]
+METHODS = ["MIFA", "MimiC", "SCAFFOLD", "MIFA in groups"]
 
 
 def killed(folder, method, stride):
@@ -24,8 +24,9 @@ def killed(folder, method, stride):
     return json.loads(run.stdout)
 
 
-def test_killed_at_some_places(folder_in_memory):
-    seen = killed(folder_in_memory, "MIFA", 59)
+@pytest.mark.parametrize(("method", "stride"), [("MIFA", 59), ("MIFA in groups", 151)])
+def test_killed_at_some_places(folder_in_memory, method, stride):
+    seen = killed(folder_in_memory, method, stride)
     assert seen["scenarios"] >= 18
     assert seen["killed"] >= 5
     assert seen["happened"] >= 2
@@ -39,5 +40,7 @@ def test_killed_at_every_place(folder_in_memory, method):
     assert seen["scenarios"] > 1000
     assert seen["killed"] > 700
     assert seen["taken back"] > 100
-    assert min(seen[f"shard in {what}"] for what in ("round", "arrive", "depart", "replace")) == 66
+    assert min(seen[f"shard in {what}"] for what in ("round", "arrive", "depart", "replace")) == (
+        66 * (3 if "groups" in method else 1)
+    )
     assert seen["copies read"] > 10

@@ -8,6 +8,7 @@ import pytest
 
 from fedcore import Compute, Server, cluster
 from fedcore.errors import ClusterError, RoundError
+from tests.cluster import test_groups
 from tests.cluster.pairs import both, made, n, one_round, same
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
@@ -49,6 +50,16 @@ def test_the_same_bits(on_ray, tmp_path):
     many.close()
     with Server.load(tmp_path / "run", compute=Compute(executor=on_ray)) as many:
         same(one, many, opened_again=True)
+
+
+def test_partial_updates(on_ray):
+    one, many = test_groups.new_server("MIFA"), test_groups.new_server("MIFA", 2, compute=Compute(executor=on_ray))
+    for _ in range(3):
+        both(one, many, test_groups.run_round, test_groups.alike)
+    test_groups.sent_alike(one, many)
+    assert many.broadcast([0]).slices is None
+    same(one, many)
+    many.close()
 
 
 def test_a_shard_is_killed(on_ray, tmp_path):

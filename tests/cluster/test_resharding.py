@@ -14,7 +14,7 @@ from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
 from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
-from fedcore.rules import CentredClipping, NearestNeighborMixing
+from fedcore.rules import CentredClipping, NearestNeighborMixing, PrivateMean
 from fedcore.server.folder import JOURNAL, open_updates
 from fedcore.store.files import disk as system_calls
 from tests.cli.command import invoke
@@ -156,7 +156,8 @@ def test_the_journal_of_an_open_round_is_kept(tmp_path, run, shards, to, elsewhe
 
 def test_what_shards_do_not_support_is_refused_before_anything_is_written(tmp_path):
     """With the error of a new server in shards."""
-    model, options = Model({"w": X0, "b": X0[:5]}, partial={"one": ["b"]}), dict(clients=2, lr=0.1)
+    model = Model({"w": X0, "b": X0[:5]}, partial={"one": ["b"]})
+    options = dict(clients=2, lr=0.1, aggregation=[PrivateMean(1.0, 1.0, 2, seed=3)])
     Server(model, **flat(path=tmp_path / "one", **options)).close()
     with pytest.raises(RangeError) as error:
         Server(model, **flat(shards=2, **options))

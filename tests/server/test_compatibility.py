@@ -28,6 +28,10 @@ USED = {
     "no shards": {"executor": None},
     "shards": {"executor": LocalThreads()},
     "partial updates": {"model": Model(MODEL | {"b": np.zeros(2, np.float32)}, partial={"one": ["b"]})},
+    "partial updates on shards": {
+        "model": Model({"w": np.zeros(16_384, np.float32), "b": np.zeros(2, np.float32)}, partial={"one": ["b"]}),
+        "executor": LocalThreads(),
+    },
     "device": {"device": "cuda"},
     "counters": {"model": MODEL | {"n": np.array(3)}},
     "float buffers": {"model": MODEL | {"running_mean": np.zeros(2, np.float32)}},
