@@ -40,7 +40,7 @@ from fedcore.sim.experiment.trial import TrialParts, build, rounds
 from fedcore.sim.reports.statistics import interval_of
 
 LAWS = {"mnist": ("bernoulli", "markov", "sine", "stragglers"), "fashion": ("bernoulli", "stragglers")}
-KNOWN, KNOWN_RATE, FIRST = "FedAvg, known p", 0.1, "FedAvg"
+KNOWN, KNOWN_RATE, FIRST = "FedAvg, known p", 0.3, "FedAvg"
 LIMITED, LIMITED_RATE, LIMIT = "FedAWE, limited", 0.3, 0.5
 RATES, TUNING_SEED = (0.3, 1.0, 0.1, 0.03, 0.01, 0.003), 100
 KEY = ["data", "law", "method", "rate", "seed"]
@@ -201,7 +201,7 @@ def pages(path, data):
     """Return the tables of one data set: after all rounds, at the time at which the first method ends, and cohorts."""
     frame = read(path, data)
     tables = [compared(results(frame)), compared(results(frame, shared_time(frame)))]
-    return [*tables, cohorts(frame)] if "clients" in frame else tables  # older runs lack the column
+    return [*tables, cohorts(frame)] if frame["clients"].notna().all() else tables  # older runs lack the column
 
 
 def draw(path, data, picture):
