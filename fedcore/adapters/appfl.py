@@ -102,7 +102,7 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
         if self.server is None:
             return OrderedDict((name, tensor.detach().clone()) for name, tensor in self.model.state_dict().items())
         tensors = self.server.tensors(library="torch")
-        return OrderedDict((name, tensors[name]) for name in self.model.state_dict())
+        return OrderedDict((name, tensors[name]) for name in self.model.state_dict() if name in tensors)
 
     def aggregate(  # type: ignore[override, unused-ignore]
         self, local_models: Mapping[Any, Any] | None = None, /, *others: Any, **metadata: Any

@@ -138,7 +138,7 @@ def info(options: Options) -> None:
         hints = [] if problems else saved.loading_hints(opened)
         waiting, damage = _or_problem(saved.open_updates, options.path, opened.state)
         problems += damage
-    torn = saved.incomplete_change(_stores(options.path))
+    torn = saved.incomplete_change([options.path])
     log, damage = ([], []) if torn else _or_problem(saved.read_audit, options.path)
     problems += damage
     newest = log[-1][0] if log else None
@@ -222,7 +222,7 @@ def verify(options: Options) -> None:
             problems += (opened.verify() or saved.folder_problems(opened)) + saved.journal_problems(folder)
             rows, vectors = rows + len(opened), vectors + len(opened.vector_names())
             hints = [] if problems else hints or saved.loading_hints(opened)
-    torn = saved.incomplete_change(_stores(options.path))
+    torn = saved.incomplete_change([options.path])
     problems += [] if problems or torn else _or_problem(saved.read_audit, options.path)[1]
     facts: dict[str, Any] = {"to_load": hints, "rows": rows, "vectors": vectors, "incomplete": torn}
     lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
@@ -278,7 +278,7 @@ def compact(options: Options) -> None:
     journals = [] if journal is None else [journal]
     stores = [*(one for folder in shards or [options.path] for one in _stores(folder)), *journals]
     before = sum(map(_bytes, stores))
-    torn = not shards and saved.incomplete_change(_stores(options.path))  # loading rolls it back, which needs old rows
+    torn = not shards and saved.incomplete_change([options.path])  # loading rolls it back, which needs old rows
     if shards or torn or (options.erase and _is_server(options.path)):  # its state may have ids of removed clients
         storage = Storage(medium="mmap", folders=options.folders, audit_key=_audit_key(options))
         with Server.load(options.path, storage=storage) as server:
@@ -494,7 +494,7 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
     for shard, span in zip(shards, manifest.ranges, strict=True):
         with ExitStack() as opened:
             stores = [opened.enter_context(store) for store in shard.open_all(readonly=True)]
-            infos, last, state = [store.info() for store in stores], saved.transactions_of(stores), stores[0].state
+            infos, last, state = [store.info() for store in stores], saved.transactions(stores[0]), stores[0].state
         found = asdict(infos[0]) | {name: sum(getattr(info, name) for info in infos) for name in ("rows", "bytes")}
         facts.append(found | {"transactions": last._asdict(), "range": span._asdict()})
         held = f"transaction {last.last}, {found['rows']:,} rows, {terminal.bytes_text(found['bytes'])} on disk"
@@ -518,24 +518,26 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
 
 def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     """Check each shard's checksums and sums, and that the shards agree on a transaction."""
-    problems, held, rows, to = [], [], 0, None
+    problems, held, folders, last, rows, to = [], [], [], [], 0, None
     shards = manifest.shards(file.parent, options.folders)
     for shard in shards:
         with ExitStack() as opened:
             stores = [opened.enter_context(store) for store in shard.open_all(readonly=True)]
             found = [line for store in stores for line in store.verify() or saved.folder_problems(store)]
-            held.append(saved.transactions_of(stores))
+            held += map(saved.transactions, stores)
+            folders += [store.path for store in stores]
+            last.append(min(one.last for one in held[-len(stores) :]))
             rows = max(rows, sum(map(len, stores)))
         problems += [f"shard {shard.shard}: {problem}" for problem in found]
     problems += saved.journal_problems(file.parent)
     try:
-        to = saved.common_transaction(held, [shard.folder for shard in shards])
+        to = saved.common_transaction(held, folders)
     except CheckpointError as error:
         problems.append(str(error))
     ahead = sum(one.last != to for one in held)
     problems += [] if problems or ahead else _or_problem(saved.read_audit, file, shards, manifest.joined)[1]
     rest = f"; {ahead} ahead of it, to be rolled back when a server opens them" if ahead else ""
-    facts = {"rows": rows, "transaction": to, "shards": [one.last for one in held]}
+    facts = {"rows": rows, "transaction": to, "shards": last}
     _print_verdict(problems, facts, [f"sound: {len(shards)} shards at transaction {to}, {rows:,} rows{rest}"], options)
 
 

@@ -167,7 +167,12 @@ class ShardInfo:
         options: dict[str, Any] = {"readonly": readonly, "durability": durability}
         with ExitStack() as opened:
             stores = [opened.enter_context(self.open(**options))]
-            for folder in group_folders(Path(self.folder or "")):
+            folders = group_folders(Path(self.folder or ""))
+            if len(folders) != len(self.groups):
+                raise CheckpointError(
+                    f"{self.folder}: has {len(folders)} of {len(self.groups)} groups of tensors; load a backup"
+                )
+            for folder in folders:
                 stores.append(opened.enter_context(open_part(folder, **options, keep_previous=not readonly)))
                 self.require(stores[-1].state)
             opened.pop_all()

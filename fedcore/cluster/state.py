@@ -466,8 +466,11 @@ class ShardedState(State):
 
         def start(client: ClientId) -> Any:
             if is_new("start", client):
-                return self.read(ModelVector("sent", rounded=True))
-            return self.coordinator.joined(self.coordinator.call("start_for", self.registry.check(client)))
+                model = self.read(ModelVector("sent", rounded=True))
+            else:
+                model = self.coordinator.joined(self.coordinator.call("start_for", self.registry.check(client)))
+            self.require_round("start", number)  # it may have finished meanwhile
+            return model
 
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)

@@ -307,11 +307,12 @@ def agree(stores: Sequence[ClientStore]) -> None:
         go_back(store, to)
 
 
-def incomplete_change(folders: Sequence[Path]) -> str | None:
-    """Return a line if some parts of a server, in these folders, are a change ahead of others; None for other folders.
+def incomplete_change(servers: Sequence[Path]) -> str | None:
+    """Return a line if some parts of a server, or of its shards, are a change ahead of others; None for other folders.
 
     A server that writes now soon has the change in all parts, so the line comes only if they stay apart for a second.
     """
+    folders = [folder for server in servers for folder in (server, *group_folders(server))]
     for _ in range(50):
         held: list[tuple[int, int]] = []
         with suppress(FedcoreError), checkpoint_errors(folders[0]):  # of damage, which others report
@@ -541,7 +542,7 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
                 is_one = len(set(map(count_of, own))) == 1 and all(numbers == mains[0] for numbers in mains)
                 if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
                     return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
-    torn = incomplete_change([Path(one.folder) for one in shards] or [path, *group_folders(path)])
+    torn = incomplete_change([Path(one.folder) for one in shards] or [path])
     raise StoreError(f"{path}: {torn or 'a server writes to it without a pause; try again'}")
 
 

@@ -644,10 +644,12 @@ def resumed_groups(
     For errors see ``checkpoint_errors``.
     """
     rows, saved, settings = stores[0], *read(stores[0])
-    groups = {
-        name: resumed_state(store, *read(store), reducers.get(name))
-        for name, store in zip(settings.layout.groups, stores[1:], strict=True)
-    }
+    groups = dict[str, State]()
+    for (name, layout), store in zip(settings.layout.of_groups.items(), stores[1:], strict=True):
+        saved_group, own = read(store)
+        if own.layout != layout:
+            raise CheckpointError(f"{store.path}: has other tensors than the group {name!r}; load a backup")
+        groups[name] = resumed_state(store, saved_group, own, reducers.get(name))
     vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
     snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
     here = snapshot.round_number, snapshot.ledger

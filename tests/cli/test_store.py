@@ -336,7 +336,7 @@ def test_folder_without_a_store_is_rejected(tmp_path, command):
     assert "not a store" in result.errors
 
 
-@pytest.mark.parametrize("kind", ["groups", "shards"])
+@pytest.mark.parametrize("kind", ["groups", "shards", "shards of groups"])
 def test_a_folder_whose_last_change_is_incomplete(kind, tmp_path):
     """After a kill between the commits of its parts, commands say so; loading goes back, also after a compaction."""
     tensors = {name: np.zeros(20_000, np.float32) for name in "ab"}
@@ -344,7 +344,8 @@ def test_a_folder_whose_last_change_is_incomplete(kind, tmp_path):
     def a_round(server):
         server.round([Update(i, {name: x + i for name, x in tensors.items()}, steps=1) for i in range(3)])
 
-    model, shards = (Model(tensors, {"a": "a"}), None) if kind == "groups" else (tensors, 2)
+    model = tensors if kind == "shards" else Model(tensors, {"a": "a"})
+    shards = None if kind == "groups" else 2
     torn, whole = tmp_path / "torn", tmp_path / "whole"
     with Server(model, "MIFA", 3, lr=0.1, storage=Storage(torn, audit=True), compute=Compute(shards=shards)) as server:
         a_round(server)
@@ -353,7 +354,7 @@ def test_a_folder_whose_last_change_is_incomplete(kind, tmp_path):
     shutil.copytree(torn, whole)
     with Server.load(whole) as server:
         a_round(server)
-    part = "groups/0" if kind == "groups" else "shard-0"
+    part = {"groups": "groups/0", "shards": "shard-0", "shards of groups": "shard-0/groups/0"}[kind]
     shutil.rmtree(torn / part)
     shutil.copytree(whole / part, torn / part)
     for command, status in (("info", 0), ("verify", 0), ("audit", 2)):

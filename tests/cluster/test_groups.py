@@ -1,5 +1,6 @@
 """Partial updates on shards have the bits of partial updates on one server, whatever happens to both."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -7,12 +8,12 @@ import pytest
 
 from fedcore import Compute, EdgeAggregator, Limits, Model, RoundPolicy, Server, Storage, Update, cluster
 from fedcore.cluster import Slices, manifest
-from fedcore.errors import RangeError, StoreError
+from fedcore.errors import CheckpointError, RangeError, StoreError
 from fedcore.model import Layout
 from fedcore.rules import ClipToMedian, Krum, PrivateMean, TrimmedMean
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
-from tests.cli.command import output_of
+from tests.cli.command import invoke, output_of
 from tests.cluster.pairs import audited, both, same, told
 from tests.server.test_groups import METHODS, N, claims_of, sets_in, sets_of
 
@@ -335,3 +336,20 @@ def test_bad_updates_are_rejected_alike():
     with many.open_round() as opened, pytest.raises(RangeError, match="takes no slices"):
         opened.add(1, Slices([np.zeros(1, np.float32)] * 3), steps=1)
     many.close()
+
+
+def test_group_folders_that_are_missing_or_exchanged_are_damage(tmp_path):
+    for shards in (None, 2):
+        path = tmp_path / f"server-{shards}"
+        new_server("FedAvg", shards, storage=Storage(path)).close()
+        groups = (path if shards is None else path / "shard-0") / "groups"
+        (groups / "0").rename(groups / "away")
+        (groups / "2").rename(groups / "0")
+        (groups / "away").rename(groups / "2")
+        with pytest.raises(CheckpointError, match="other tensors than the group 'text'"):
+            Server.load(path)
+        shutil.rmtree(groups / "2")
+        with pytest.raises(CheckpointError):
+            Server.load(path)
+        if shards is not None:
+            assert "2 of 3 groups" in invoke("store", "verify", path).errors
