@@ -8,7 +8,7 @@ import pytest
 
 from fedcore import Compute, EdgeAggregator, Limits, Model, RoundPolicy, Server, Storage, Update, cluster
 from fedcore.cluster import Slices, manifest
-from fedcore.errors import CheckpointError, RangeError, StoreError
+from fedcore.errors import CheckpointError, RangeError, RoundError, StoreError
 from fedcore.model import Layout
 from fedcore.rules import ClipToMedian, Krum, PrivateMean, TrimmedMean
 from fedcore.store import ClientStore
@@ -353,3 +353,23 @@ def test_group_folders_that_are_missing_or_exchanged_are_damage(tmp_path):
             Server.load(path)
         if shards is not None:
             assert "2 of 3 groups" in invoke("store", "verify", path).errors
+
+
+def test_a_start_that_is_read_while_the_round_finishes_is_an_error(monkeypatch):
+    server = new_server("FedAWE", 2)
+    run_round(server)
+    sent, state = server.broadcast([0, N], newcomers=[N]), server._backend
+    for client, name in ((N, "read"), (0, "require_round")):
+        calls, own = [], getattr(state, name)
+
+        def then_a_round(*arguments, own=own, calls=calls, name=name):
+            calls.append(own(*arguments))
+            if len(calls) == 1:
+                monkeypatch.undo()
+                run_round(server)
+            return calls[-1]
+
+        monkeypatch.setattr(state, name, then_a_round)
+        with pytest.raises(RoundError, match="make a new broadcast"):
+            sent.start(client)
+        sent = server.broadcast([0, N + 1], newcomers=[N + 1])
