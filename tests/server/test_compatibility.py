@@ -28,10 +28,6 @@ USED = {
     "no shards": {"executor": None},
     "shards": {"executor": LocalThreads()},
     "partial updates": {"model": Model(MODEL | {"b": np.zeros(2, np.float32)}, partial={"one": ["b"]})},
-    "partial updates on shards": {
-        "model": Model({"w": np.zeros(16_384, np.float32), "b": np.zeros(2, np.float32)}, partial={"one": ["b"]}),
-        "executor": LocalThreads(),
-    },
     "device": {"device": "cuda"},
     "counters": {"model": MODEL | {"n": np.array(3)}},
     "float buffers": {"model": MODEL | {"running_mean": np.zeros(2, np.float32)}},
@@ -82,6 +78,10 @@ USED = {
     "ClientStore": {"given": True},
     **{name: {} for name in ("warm_start", "partial sums", "edges", "masked sums")},
     **{name: {} for name in ("no device", "float sums", "no start from gradients")},
+    "partial updates on shards": {
+        "model": Model({"w": np.zeros(16_384, np.float32), "b": np.zeros(2, np.float32)}, partial={"one": ["b"]}),
+        "executor": LocalThreads(),
+    },
 }
 """Options with which a server has a feature."""
 OPTIONS = [name for name, options in USED.items() if any(options.values()) and not NEVER.intersection(options)]
