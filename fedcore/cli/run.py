@@ -105,18 +105,19 @@ def run(options: Options) -> None:
     names = list(dict.fromkeys(options.presets))
     if options.resume:
         folder = Path(names[0])
-        experiment = with_additions(folder, load_preset(str(folder / CONFIG), overrides, scale=options.scale))
-        sys.exit(train(options, [experiment], folder, sweep=False))
-    if options.best:
+        experiments = [with_additions(folder, load_preset(str(folder / CONFIG), overrides, scale=options.scale))]
+    elif options.best:
         from fedcore.sim.reports import tuned
 
         experiments = [with_overrides(one, overrides) for name in names for one in tuned(expand_home(name))]
     else:
         experiments = [load_preset(name, overrides, scale=options.scale) for name in names]
-    sweep = options.sweep or len(experiments) > 1 or any(experiments[0].grid.values())
+    sweep = not options.resume and (options.sweep or len(experiments) > 1 or any(experiments[0].grid.values()))
     name = f"sweep-{'best' if options.best else options.scale}"
-    default = Path("runs", name) if sweep else default_folder(experiments[0])
-    sys.exit(train(options, experiments, options.out or default, sweep=sweep))
+    if not options.resume:
+        folder = options.out or (Path("runs", name) if sweep else default_folder(experiments[0]))
+    if failed := train(options, experiments, folder, sweep=sweep):
+        sys.exit(failed)
 
 
 def train(options: Options, experiments: "Sequence[Experiment]", folder: Path, *, sweep: bool) -> int:

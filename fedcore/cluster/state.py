@@ -302,7 +302,8 @@ class ShardedState(State):
     def slices_of(self, vector: Any, *, has_buffers: bool, is_immutable: bool) -> SlicedVector:
         """Cut a vector into the slices that are sent to the shards."""
         placement = self.coordinator.placement
-        parts = [*map(placement.put, self.manifest.slices(vector))]
+        stop = None if has_buffers else self.settings.layout.n_parameters
+        parts = [*map(placement.put, self.manifest.slices(vector[:stop]))]
         whole = vector if self.needs_whole else None
         return SlicedVector(parts, vector.nbytes, has_buffers, placement.copies or is_immutable, whole)
 

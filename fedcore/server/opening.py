@@ -87,6 +87,17 @@ def new_state(
         return state
 
 
+def require_one_part(path: Any, storage: Storage, compute: Compute) -> None:
+    """Raise StoreError for options of shards."""
+    shards = (compute.shards or 1) > 1
+    for name, value in (("shards", shards), ("executor", compute.executor), ("folders", storage.folders)):
+        if value:
+            raise StoreError(
+                f"{name}: {path} is not a sharded server, as {MANIFEST} is missing; split it with "
+                "fedcore.cluster.reshard"
+            )
+
+
 def saved_state(
     path: str | os.PathLike[str] | ClientStore, given: Mapping[str, Any], storage: Storage, compute: Compute
 ) -> tuple[State, Mapping[str, Any]]:
@@ -94,16 +105,6 @@ def saved_state(
 
     For arguments and errors see ``Server.load``.
     """
-    for name, value in (
-        ("shards", (compute.shards or 1) > 1),
-        ("executor", compute.executor),
-        ("folders", storage.folders),
-    ):
-        if value:
-            raise StoreError(
-                f"{name}: {path} is not a sharded server, as {MANIFEST} is missing; split it with "
-                "fedcore.cluster.reshard"
-            )
     with saved_rows(path, storage, compute) as (rows, saved, device):
         where = path.path or "store" if isinstance(path, ClientStore) else path
         with checkpoint_errors(where):

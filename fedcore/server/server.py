@@ -48,6 +48,7 @@ from fedcore.server.opening import (
     is_begun,
     manifest_in,
     new_state,
+    require_one_part,
     saved_state,
     warn_if_frozen,
 )
@@ -374,6 +375,8 @@ class Server(Represented, Unpicklable):
         storage = Storage.of(storage).at(home)
         backend: Any
         saved: Mapping[str, Any]
+        if manifest is None:
+            require_one_part(path, storage, compute)
         if manifest is not None:
             from fedcore.cluster import state as shards
 
