@@ -518,7 +518,7 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
 
 def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     """Check each shard's checksums and sums, and that the shards agree on a transaction."""
-    problems, held, folders, last, rows, to = [], [], [], [], 0, None
+    held, problems, folders, last, rows, to = list[saved.Transactions](), [], [], [], 0, None
     shards = manifest.shards(file.parent, options.folders)
     for shard in shards:
         with ExitStack() as opened:
