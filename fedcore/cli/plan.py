@@ -2,9 +2,9 @@
 
 import json
 import os
-from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,16 +16,17 @@ import numpy as np
 from fedcore.algorithms import Algorithm, named
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
+from fedcore.cluster.manifest import BLOCK
 from fedcore.errors import ConfigError
 from fedcore.files import read_text, write_text
 from fedcore.options import Compute, Storage
 from fedcore.runtime import set_threads
 from fedcore.sampling import without_replacement
-from fedcore.server import EdgeAggregator, Server
+from fedcore.server import EdgeAggregator, Server, Update
 from fedcore.server.compatibility import combines
 from fedcore.server.partial import COLUMNS
 from fedcore.store.content import ROW_TABLE
-from fedcore.store.slots import BLOCK, Codec, Geometry, RowFormat
+from fedcore.store.slots import Codec, Geometry, RowFormat
 from fedcore.validation import expand_home
 
 FILE = "plan.json"
@@ -48,7 +49,7 @@ def add_arguments(top: Parser) -> None:
     parser = top.add_command("plan", run)
     add, count = parser.add_argument, terminal.whole_number(1)
     add("--clients", type=count, required=True, metavar="N", help="registered clients")
-    add("--parameters", type=count, required=True, metavar="n", help="numbers of the model")
+    add("--parameters", type=count, required=True, metavar="n", help="parameters of the model")
     add("--per-round", type=count, required=True, metavar="S", help="updates of a round")
     add("--method", default="FedAvg", metavar="NAME", help="a method (`fedcore list methods`), or module:Name")
     add("--codec", choices=("f32", "bf16", "int8"), default="f32", help="format of the clients' rows (default: f32)")
@@ -57,7 +58,7 @@ def add_arguments(top: Parser) -> None:
     add("--numbered", action="store_true", help="the ids are 0..N-1 (default: clients have ids of their own)")
     add("--shards", type=count, default=1, metavar="K", help="shards of the server (default: 1)")
     add("--edges", type=count, default=0, metavar="E", help="edges between clients and server (default: none)")
-    add("--deadline", type=terminal.share, metavar="SECONDS", help="find the shards and the edges that a round needs")
+    add("--deadline", type=terminal.positive, metavar="SECONDS", help="find the shards and edges that a round needs")
     add("--measure", action="store_true", help="measure the unit costs on this machine first, and save them")
     add("--costs", type=expand_home, metavar="DIR", help="folder of the saved unit costs (default: ~/.cache/fedcore)")
     terminal.add_imports(parser)
@@ -85,27 +86,26 @@ def run(options: Options) -> None:
     if options.edges and (options.shards > 1 or "edge" not in costs):
         what = "--shards" if options.shards > 1 else f"{options.method} (see `fedcore list combinations`)"
         raise ConfigError(f"--edges: does not work with {what}; remove one of them")
+    most = {"shards": -(-options.parameters // BLOCK), "edges": options.per_round * ("edge" in costs)}
+    _check(options, most["shards"])
     found: dict[str, Any] = plan(costs, method, options)
-    most = {"shards": max(1, 4 * options.parameters // BLOCK), "edges": options.per_round * ("edge" in costs)}
-    for kind in most if options.deadline else ():
+    for kind, top in most.items() if options.deadline else ():
         one = vars(options) | {"shards": 1, "edges": 0}
-
-        def is_fast(count: int, one: dict[str, Any] = one, kind: str = kind) -> bool:
-            seconds = plan(costs, method, Options(**one | {kind: count}))["seconds"]
-            return sum(seconds.values()) <= float(options.deadline)
-
-        # More of them are faster, up to some number. ``high`` is the first power of two that suffices.
-        high = next(filter(is_fast, (1 << i for i in range(most[kind].bit_length()))), None)
-        found[f"{kind} needed"] = high and bisect_left(range(high), True, lo=high // 2 or 1, key=is_fast)
+        # Above 1,000, steps are at most 1 %.
+        further = np.geomspace(1000, top, 1400).astype(int).tolist() if top >= 1000 else ()
+        counts = *range(1, min(top + 1, 1000)), *further
+        times = ((k, plan(costs, method, Options(**one | {kind: k}))["seconds"]) for k in counts)
+        found[f"{kind} needed"] = next((k for k, own in times if sum(own.values()) <= options.deadline), None)
     if options.json:
         terminal.print_json(found | {"unit_costs": costs, "source": source})
         return
     for part, own in found.items():
+        name = f"{part} of each shard" if options.shards > 1 and part in ("memory", "disk") else part
         text = terminal.bytes_text if part != "seconds" else "{:.3g}".format
         if part.endswith("needed"):
             print(f"{part}: {own or 'no number suffices'}")
         else:
-            terminal.print_pairs([(part, text(sum(own.values()))), *((f"  {key}", text(own[key])) for key in own)])
+            terminal.print_pairs([(name, text(sum(own.values()))), *((f"  {key}", text(own[key])) for key in own)])
     print(f"unit costs: {source}")
 
 
@@ -115,7 +115,7 @@ def plan(costs: Costs, method: Algorithm, sizes: Options) -> dict[str, dict[str,
     own, listed, kept = -(-n // sizes.shards), clients * (not sizes.numbered), min(sizes.active or clients, clients)
     row = Geometry.of(RowFormat(sizes.codec, own).payload).stride * method.keeps_rows
     rows, vectors = row * (kept + S), costs["exact" if E else "vectors"]
-    sent = Server(np.zeros(1, np.float32), method, {0: 1}, lr=1).broadcast([0]).bytes * n
+    sent = _vectors(method)[0] * n
     memory = {"process": costs["process"], "vectors": vectors * own, "updates": costs["update"] * S}
     memory |= {"clients": costs["client"] * listed + ROW_TABLE * clients * method.keeps_rows}
     disk = {"clients": costs["disk_client"] * listed, "vectors": costs["disk_vectors"] * own}
@@ -127,17 +127,39 @@ def plan(costs: Costs, method: Algorithm, sizes: Options) -> dict[str, dict[str,
     seconds = {"updates": (update + (sizes.shards > 1) * _at(costs["server"], 1)[1]) * S, "step": step}
     if E:
         (edge, added), (joined, told), (step, counted) = (_at(costs[key], n) for key in ("edge", "sum", "step"))
-        each = 8 * len(COLUMNS) + len(f"{clients if sizes.numbered else 2**64}, ")
-        message = 16 * n * (1 + method.sends_row_change) + each * S / E
-        network |= {"to edges": sent * E, "from edges": message * E}
-        seconds = {"updates": edge + added * S / E, "sums": joined * E + told * S, "step": step + counted * S}
-        edges = {"process": costs["process"], "vectors": costs["exact"] * n, "updates": costs["update"] * S / E}
+        each, most = 8 * len(COLUMNS) + len(f"{clients if sizes.numbered else 2**64}, "), -(-S // E)
+        network |= {"to edges": sent * E, "from edges": 16 * n * (1 + method.sends_row_change) * E + each * S}
+        seconds = {"updates": edge + added * most, "sums": joined * E + told * S, "step": step + counted * S}
+        edges = {"process": costs["process"], "vectors": costs["exact"] * n, "updates": costs["update"] * most}
         found["edge memory"] = edges
     if is_file:
         written = row * S + costs["disk_vectors"] * own / 2  # a vector has two places, written in turn
         seconds |= {"writing": written * costs["write"] + SYNCS * costs["sync"]}
         seconds |= {"reading": row * S * costs["read"] * (rows > RESIDENT)}
     return found | {"network": network, "seconds": seconds}
+
+
+def _check(sizes: Options, shards: int) -> None:
+    """Raise ConfigError for a server that cannot be; ``shards`` is the most that its model has."""
+    replying = ("--active", sizes.active) if sizes.active else ("--clients", sizes.clients)
+    limits = [("--active", sizes.active or 0, "--clients", sizes.clients), ("--per-round", sizes.per_round, *replying)]
+    limits += [("--edges", sizes.edges, "--per-round", sizes.per_round)]
+    limits += [("--shards", sizes.shards, f"one for each {BLOCK:,} --parameters", shards)]
+    limits += [("--clients", sizes.clients * (not sizes.numbered), "own ids; pass --numbered for more", 2**31 - 1)]
+    for name, own, other, most in limits:
+        if own > most:
+            raise ConfigError(f"{name} {own}: must be at most {most} ({other})")
+
+
+@cache
+def _vectors(method: Algorithm) -> tuple[int, int]:
+    """Return the bytes that a client gets for each parameter, and how many vectors of the model a server stores."""
+    x = np.zeros(1, np.float32)
+    claims: Any = {"control": x if method.second_vector else None, "loss": 1.0 if method.needs_loss else None}
+    with TemporaryDirectory() as folder, Server(x, method, {0: 1}, lr=1, storage=Storage(folder)) as server:
+        sent = server.broadcast([0]).bytes
+        server.round([Update(0, x, steps=1, examples=1, **claims)])
+        return sent, len(server.store.vector_names())
 
 
 def _at(points: list[list[float]], n: int) -> list[float]:
@@ -151,9 +173,16 @@ def _costs(options: Options, method: Algorithm) -> tuple[Costs, str]:
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedcore"
     path, place = (options.costs or default) / FILE, "memory" if options.in_memory else "folder"
     key, has_edges = f"{options.method} {options.codec} {place}", bool(combines(method, "edges"))
+    documented: dict[str, Costs] = json.loads(read_text(Path(__file__).with_name(FILE)))
+    like = "MIFA" if method.keeps_rows else "FedAvg"
+    costs = documented[f"{like} {options.codec} {place}"]
+    costs = {name: cost for name, cost in costs.items() if has_edges or name not in ("edge", "sum", "step", "exact")}
     try:
         saved: dict[str, Costs] = json.loads(read_text(path)) if path.exists() else {}
-    except ValueError as error:
+        own = saved.get(key, costs)
+        if wrong := [name for name in costs if np.shape(np.asarray(own[name], float)) != np.shape(costs[name])]:
+            raise ValueError(f"{key}: {wrong[0]}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: is damaged: {error}; delete it, and measure again") from None
     if options.measure:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,11 +190,13 @@ def _costs(options: Options, method: Algorithm) -> tuple[Costs, str]:
         write_text(path, json.dumps(saved | {key: measured(*case)}, indent=1) + "\n")
         return _costs(Options(**vars(options) | {"measure": False}), method)
     if key in saved:
-        return saved[key], f"of this machine ({path}: {key})"
-    documented: dict[str, Costs] = json.loads(read_text(Path(__file__).with_name(FILE)))
-    like = f"{'MIFA' if method.keeps_rows else 'FedAvg'} {options.codec} {place}"
-    costs = {name: cost for name, cost in documented[like].items() if name != "edge" or has_edges}
-    return costs, f"those of {like} on the machine of the documentation; --measure measures this machine's"
+        return own, f"of this machine ({path}: {key})"
+    source = f"those of {like} {options.codec} {place} on the machine of the documentation; --measure measures"
+    if options.method == like:
+        return costs, f"{source} this machine's"
+    more = 8 * (_vectors(method)[1] - _vectors(named(like))[1])  # a vector has two places
+    costs |= {name: costs[name] + more for name in ("vectors", "exact", "disk_vectors") if costs.get(name)}
+    return costs, f"{source} those of {options.method}, which may need more memory and time"
 
 
 def measured(

@@ -1,7 +1,5 @@
 """``fedcore privacy``: the noise of a privacy budget, or the budget of a noise."""
 
-import argparse
-
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.rules.private import epsilon_of, noise_for
@@ -11,12 +9,12 @@ def add_arguments(top: Parser) -> None:
     """Add the command."""
     parser = top.add_command("privacy", run)
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--epsilon", type=_positive, metavar="E", help="the budget; computes the noise")
-    given.add_argument("--noise", type=_positive, metavar="Z", help="the noise multiplier; computes epsilon")
-    parser.add_argument("--delta", type=_positive, metavar="D", required=True, help="in (0, 1), such as 1e-6")
+    given.add_argument("--epsilon", type=terminal.positive, metavar="E", help="the budget; computes the noise")
+    given.add_argument("--noise", type=terminal.positive, metavar="Z", help="the noise multiplier; computes epsilon")
+    parser.add_argument("--delta", type=terminal.positive, metavar="D", required=True, help="in (0, 1), such as 1e-6")
     add = parser.add_argument
     add("--rounds", type=terminal.whole_number(1), metavar="R", required=True, help="the number of rounds")
-    add("--rate", type=_positive, default=1.0, metavar="Q", help="probability of a client in a round (default: 1)")
+    add("--rate", type=terminal.positive, default=1.0, metavar="Q", help="probability of a client in a round (1)")
     terminal.add_json(parser)
 
 
@@ -43,10 +41,3 @@ def run(options: Options) -> None:
     terminal.print_pairs((name, f"{value:.4g}" if isinstance(value, float) else value) for name, value in found.items())
     rate = "" if options.rate == 1 else f", rate={options.rate:g}"
     print(f"\nPrivateMean(clip=C, noise={noise:g}, expected=m{rate}, rounds={options.rounds})")
-
-
-def _positive(text: str) -> float:
-    """Parse a finite number above 0."""
-    if not (number := terminal.share(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be above 0")
-    return number

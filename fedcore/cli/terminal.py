@@ -84,8 +84,12 @@ def _parsed(text: str, kind: Callable[[str], float], least: float, what: str) ->
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Return an argument type for integers of at least ``least``."""
-    return lambda text: _parsed(text, int, least, f"an integer of at least {least}")
+    """Return an argument type for integers of at least ``least``, also such as 1e6."""
+    return lambda text: _parsed(text, _integer, least, f"an integer of at least {least}")
+
+
+def _integer(text: str) -> int:
+    return int(text) if "e" not in text.lower() or not float(text).is_integer() else int(float(text))
 
 
 def numbers(text: str) -> list[float]:
@@ -99,6 +103,13 @@ def numbers(text: str) -> list[float]:
 def share(text: str) -> float:
     """Parse a finite number of at least 0."""
     return float(_parsed(text, float, 0, "a finite number of at least 0"))
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    if not (number := share(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be above 0")
+    return number
 
 
 def add_changes(parser: Parser, about: str = "set a key of the configuration to a TOML value; repeatable") -> None:

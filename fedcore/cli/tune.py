@@ -53,6 +53,7 @@ def run(options: Options) -> None:
     from rich.console import Console
 
     from fedcore.sim.experiment import load_preset
+    from fedcore.sim.experiment.changes import NO_RESULT, differences
     from fedcore.sim.reports import tried, tuned
     from fedcore.sim.reports.report import Bold, terminal_table
 
@@ -63,10 +64,13 @@ def run(options: Options) -> None:
     folder = options.out or Path("runs", f"tune-{experiment.name.replace('/', '-')}")
     status = train(options, [tuning], folder, sweep=True)
     table, console = tried(folder, tuning.name), Console()
-    console.print(terminal_table(table, [isinstance(cell, Bold) for cell in table["accuracy %"]]))
+    console.print(terminal_table(table, [isinstance(cell, Bold) for cell in table[table.columns[2]]]))
     (found,) = (one.tables() for one in tuned(folder) if one.name == tuning.name)
-    changed = [key for key in ("rate", "local") if any(one.startswith(f"{key}.") for one in tuning.grid)]
-    lines = [f"{key} = {_toml(found[key])}" for key in ("note", *changed)]
+    plain = load_preset(options.preset).tables()
+    keys = *(change.key for change in differences(plain, experiment.tables())), *tuning.grid
+    changed = {key.partition(".")[0] for key in keys}
+    changed -= {*NO_RESULT, "algorithms", "grid", "seeds", "validation", "report"}
+    lines = [f"{key} = {_toml(found[key])}" for key in ("note", *sorted(changed & found.keys()))]
     unset: Any = ("warm_start", False), ("rate", {}), ("local", {})
     methods = (dict(pair for pair in method.items() if pair not in unset) for method in found["algorithms"])
     terminal.print_plain(console, [*lines, "algorithms = [", *(f"    {_toml(method)}," for method in methods), "]"])
@@ -78,6 +82,10 @@ def _tuning(experiment: "Experiment", options: Options) -> "Experiment":
     from fedcore.sim.experiment.config import with_overrides
     from fedcore.sim.experiment.schema import Method
 
+    if not 0 < options.validation < 1:
+        raise ConfigError(f"--validation {options.validation:g}: must be a share between 0 and 1, such as 0.1")
+    if options.rates and (min(options.rates) <= 0 or len({*options.rates}) < len(options.rates)):
+        raise ConfigError("--rates: must be different numbers above 0")
     grid = {"rate.lr": options.rates} if options.rates else dict(experiment.grid) or {"rate.lr": RATES}
     if other := [key for key in grid if key.partition(".")[0] not in TUNABLE]:
         raise ConfigError(f"grid: {other[0]}: is no option of a method; `fedcore run` sweeps over any key")
@@ -101,6 +109,7 @@ def _toml(value: Any) -> str:
 
     value = number_of(value)
     if isinstance(value, Mapping):
+        value = {key: own for key, own in value.items() if own is not None}
         keys = [key if key.isascii() and key.isidentifier() else json.dumps(key) for key in value]
         return f"{{ {', '.join(f'{key} = {_toml(own)}' for key, own in zip(keys, value.values(), strict=True))} }}"
     if isinstance(value, list):

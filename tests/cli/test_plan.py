@@ -34,6 +34,20 @@ def test_disk_space_is_that_of_a_folder_whose_clients_all_have_rows(tmp_path, co
     assert sum(due.values()) == pytest.approx(used, rel=0.1)  # a file grows in steps of 1 MB or more
 
 
+@pytest.mark.parametrize("method", ["FedAvg", "FedAvgM", "FedACG", "MIFA", "SCAFFOLD"])
+def test_vectors_on_disk_are_those_of_the_method(tmp_path, method):
+    sizes = ["--clients", 4, "--parameters", 1_000_000, "--per-round", 2]
+    due = planned(*sizes, "--method", method)["disk"]["vectors"]
+    storage = fedcore.Storage(tmp_path)
+    with fedcore.Server(np.zeros(1_000_000, np.float32), method, clients=4, lr=0.1, storage=storage) as server:
+        y = np.ones(1_000_000, np.float32)
+        for _ in range(3):
+            control = y if server.broadcast(range(4)).second_vector else None
+            server.round([fedcore.Update(client, y, steps=1, control=control) for client in range(4)])
+        used = sum(file.stat().st_blocks * 512 for file in tmp_path.glob("vectors*"))
+    assert due == pytest.approx(used, rel=0.1)
+
+
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD", "FedAvgMVR"])
 def test_network_is_what_the_server_sends_and_receives(method):
     server = fedcore.Server(np.zeros(1_000, np.float32), method, clients=100, lr=0.1)
@@ -58,14 +72,35 @@ def test_messages_of_edges_have_the_planned_bytes():
     assert due["from edges"] == pytest.approx(size, rel=0.05)
 
 
-def test_deadline_finds_the_least_numbers_that_suffice():
+def seconds(*sizes):
+    return sum(planned(*sizes)["seconds"].values())
+
+
+@pytest.mark.parametrize(
+    ("clients", "n", "per_round", "deadline"),
+    [(10**8, 10**6, 10**5, 15), (10**6, 10**6, 10**5, 9), (10**6, 500_000, 500, 0.18)],
+)
+@pytest.mark.parametrize("kind", ["shards", "edges"])
+def test_deadline_finds_the_least_number_that_suffices(clients, n, per_round, deadline, kind):
+    """At 9 s only counts between powers of two suffice. The seconds of edges fall, and then rise."""
+    sizes = ["--clients", clients, "--parameters", n, "--per-round", per_round]
+    count = planned(*sizes, "--deadline", deadline)[f"{kind} needed"]
+    most = -(-n // 16_384) if kind == "shards" else 100
+    times = [seconds(*sizes, f"--{kind}", k) for k in range(1, (count or most) + 1)]
+    assert [k for k, time in enumerate(times, 1) if time <= deadline] == ([count] if count else [])
+
+
+def test_deadline_tries_the_number_of_edges_with_the_shortest_round():
+    sizes = ["--clients", 10**6, "--parameters", 10**6, "--per-round", 3_000]
+    times = {k: seconds(*sizes, "--edges", k) for k in (*range(1, 60), 3_000)}
+    best = min(times, key=times.__getitem__)
+    assert best.bit_count() > 1
+    assert planned(*sizes, "--deadline", times[best])["edges needed"] == best
+    assert planned(*sizes, "--deadline", times[best] * 0.999)["edges needed"] is None
+
+
+def test_deadline_without_edges_or_with_one_shard():
     sizes = ["--clients", 10**8, "--parameters", 10**6, "--per-round", 10**5]
-    found = planned(*sizes, "--deadline", 15)
-    for kind in ("shards", "edges"):
-        count = found[f"{kind} needed"]
-        assert count > 1
-        times = [sum(planned(*sizes, f"--{kind}", k)["seconds"].values()) for k in (count, count - 1)]
-        assert times[0] <= 15 < times[1]
     assert planned(*sizes, "--deadline", 1e-6)["shards needed"] is None
     assert planned(*sizes, "--method", "MIFA", "--deadline", 10**6)["edges needed"] is None
     assert planned(*sizes, "--deadline", 10**6)["shards needed"] == 1
@@ -98,15 +133,63 @@ def test_measured_costs_are_saved_and_used(tmp_path, monkeypatch):
     assert "documentation" in planned(*SIZES, "--in-memory", "--costs", tmp_path / "costs")["source"]
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"FedAvg f32 folder": {}}', '{"FedAvg f32 folder": []}'])
+def test_damaged_costs_have_a_clear_error(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text)
+    assert_rejected(invoke("plan", *SIZES, "--costs", tmp_path), "plan.json: is damaged")
+
+
+@pytest.mark.parametrize("value", [None, "many", [1, 2], [[1, 2, 3]]])
+def test_each_damaged_cost_has_a_clear_error(tmp_path, value):
+    costs = planned(*SIZES)["unit_costs"]
+    for name in costs:
+        damaged = {key: cost for key, cost in costs.items() if key != name} | ({name: value} if value else {})
+        (tmp_path / "plan.json").write_text(json.dumps({"FedAvg f32 folder": damaged}))
+        assert_rejected(invoke("plan", *SIZES, "--costs", tmp_path), "plan.json: is damaged")
+
+
 def test_text_has_the_parts_and_the_source():
     output = output_of("plan", *SIZES, "--method", "MIFA", "--deadline", 60)
     for words in ("memory", "disk", "rows", "network", "seconds", "shards needed: 1", "unit costs: those of MIFA f32"):
         assert words in output
+    assert "of each shard" not in output
+    output = output_of("plan", *SIZES, "--shards", 2)
+    assert "memory of each shard" in output
+    assert "disk of each shard" in output
 
 
 def test_wrong_options_are_rejected(tmp_path):
     assert_rejected(invoke("plan", *SIZES, "--method", "MIFA", "--edges", 2), "--edges: does not work with MIFA")
     assert_rejected(invoke("plan", *SIZES, "--edges", 2, "--shards", 2), "--edges: does not work with --shards")
     assert_rejected(invoke("plan", *SIZES, "--method", "MIFFA"), "MIFA")
-    (tmp_path / "plan.json").write_text("{")
-    assert_rejected(invoke("plan", *SIZES, "--costs", tmp_path), "plan.json: is damaged")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (["--per-round", 101], "--per-round 101: must be at most 100 (--clients)"),
+        (["--active", 9], "--per-round 10: must be at most 9 (--active)"),
+        (["--active", 101], "--active 101: must be at most 100 (--clients)"),
+        (["--edges", 11], "--edges 11: must be at most 10 (--per-round)"),
+        (["--shards", 8], "--shards 8: must be at most 7 (one for each"),
+        (["--clients", 2**31], "--numbered"),
+        (["--deadline", 0], "--deadline: '0': must be above 0"),
+        (["--parameters", "1.5e0"], "--parameters"),
+        (["--parameters", "1e999"], "--parameters"),
+    ],
+)
+def test_servers_that_cannot_be_are_rejected(changed, words):
+    assert_rejected(invoke("plan", *SIZES, *changed), words)
+
+
+def test_the_greatest_sizes_are_planned():
+    sizes = ["--active", 10, "--edges", 10, "--clients", 2**31 - 1, "--parameters", "1e5"]
+    assert planned(*SIZES, *sizes)["memory"]["vectors"] > 0
+    assert planned(*SIZES, "--shards", 7)["seconds"]["updates"] > 0
+    assert planned(*SIZES, "--clients", 2**31, "--numbered")["memory"]["clients"] == 0
+
+
+def test_the_slowest_edge_has_the_remainder():
+    even, one_more = (planned(*SIZES[:-1], s, "--edges", 5) for s in (10, 11))
+    assert one_more["edge memory"]["updates"] == pytest.approx(1.5 * even["edge memory"]["updates"])
+    assert one_more["seconds"]["updates"] == planned(*SIZES[:-1], 15, "--edges", 5)["seconds"]["updates"]

@@ -51,6 +51,23 @@ def test_methods_are_tuned_and_the_printed_lines_are_a_configuration(tmp_path, m
     assert "over rate.lr=0.001, 0.1, 0.2" in (tmp_path / "final" / "table.md").read_text().replace("\\", "")
 
 
+def test_the_printed_lines_have_the_changes_of_the_tuning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(FILE)
+    output = tune(
+        "--seeds", 2, "--rounds", 2, "--set", "local.batch=7", "--set", "limits={max_norm=9.0}", rates="0.1,0.2"
+    )
+    assert "accuracy % (95 % interval)" in output
+    found = tomllib.loads(output[output.index("note = ") :])
+    assert "for 2 rounds" in found["note"]
+    assert "local.batch" in found["note"]
+    assert found["rounds"] == 2
+    assert found["local"]["batch"] == 7
+    assert found["limits"]["max_norm"] == 9
+    (tmp_path / "final.toml").write_text(output[output.index("note = ") :] + '\nbase = "quickstart"\n')
+    assert load_preset("final.toml").rounds == 2
+
+
 def test_a_later_rate_and_method_run_beside_the_complete_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(FILE)
@@ -68,7 +85,10 @@ def test_wrong_options_are_rejected(tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(FILE)
     assert_rejected(invoke("tune", "mine.toml", "--only", "MIFA"), "--only")
     assert_rejected(invoke("tune", "mine.toml", "--rates", "0.1,x"), "--rates")
-    assert_rejected(invoke("tune", "mine.toml", "--validation", "1"), "validation")
+    for rates in ("0,0.1", "-0.1", "0.1,0.1"):
+        assert_rejected(invoke("tune", "mine.toml", f"--rates={rates}"), "--rates")
+    for share in (0, 1):
+        assert_rejected(invoke("tune", "mine.toml", "--validation", share), f"--validation {share}: must be a share")
     assert_rejected(invoke("tune", "mine.toml", "--set", "grid={rounds=[1, 2]}"), "grid: rounds")
     assert not (tmp_path / "runs").exists()
 

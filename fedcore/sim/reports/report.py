@@ -149,7 +149,8 @@ class Config:
             settings = ReportSettings.model_validate(tables.get("report", {}))
             notes = str(tables.get("note", "")), inherited_text(tables)
             if share := tables.get("validation"):
-                about = f"not on the test set, but on {100 * share:g} % of each client's training examples (validation)"
+                about = f"evaluated on {100 * share:g} % of each client's training examples (validation)"
+                about += ", not on the test set"
                 notes = "; ".join(filter(None, (notes[0], about))), notes[1]
             return cls(text, *read, tuple(sorted(shifts - {0})), settings, *notes)
         except (AttributeError, KeyError, TypeError, ValueError) as error:

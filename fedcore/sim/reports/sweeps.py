@@ -42,6 +42,8 @@ CONDITIONS_NOTE = (
     "several points, its best. Bold: better than the row's next, seed by seed, beyond the 95 % interval of their "
     "difference."
 )
+TRIED = "accuracy % (95 % interval)"
+"""The heading of the accuracies in the table of ``tried``; the interval is of the mean over the seeds."""
 OWN = frozenset({"algorithms", "rate", "local", "limits", "aggregation"})
 """The keys of a configuration that algorithms can have themselves."""
 UNITED = frozenset({*NO_RESULT, "seeds", "grid", "report"})
@@ -95,7 +97,7 @@ class Condition:
             return NONE
         ends = stats.interval_of(self.values[label])
         text = f"{100 * fmean(self.values[label]):.1f}"
-        text += f" ({100 * ends[0]:.1f} .. {100 * ends[1]:.1f})" if ends else ""
+        text += f" ({100 * max(0, ends[0]):.1f} .. {100 * min(1, ends[1]):.1f})" if ends else ""
         return Bold(text) if label == self.best else text
 
 
@@ -232,8 +234,11 @@ def tuned(folder: Path) -> list[Experiment]:
         seeds = sorted(_seeds(records))
         share = json.loads(next(iter(runs.values()))[0].text).get("validation")
         data = f"{100 * share:g} % of each client's training examples" if share else "the test set"
-        note = f"only these methods were tuned, in {folder / preset} with seeds {seeds} on {data}"
-        note += f", over {grid_of(runs)}: {'; '.join(notes) or 'none'}"
+        at = {part.partition("=")[0] for point in runs for part in point.split(",")} | {"validation"}
+        other = text_of(one for one in made.incomparable(next(iter(runs.values()))[0].changes) if one.key not in at)
+        note = f"tuned: only these methods, over {grid_of(runs)}, for {records[0].header.rounds} rounds"
+        note += f" (with {other})" * bool(other) + f", on seeds {' and '.join(map(str, seeds))} and {data}"
+        note += f" ({folder / preset}). {'. '.join(notes)}."
         experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note[:1000]}))
     if not experiments:
         raise MissingDataError(f"{folder}: no records found (PRESET/records/*.jsonl)")
@@ -312,7 +317,7 @@ def tried(folder: Path, preset: str) -> DataFrame:
             if own := by_algorithm(runs[point][1]).get(label):
                 text = condition(preset, point, own).cell(label)
                 rows.append((label, point, Bold(text) if point == chosen[label] else text, str(len(_seeds(own)))))
-    return stats.frame(("method", "setting", "accuracy %", "seeds"), rows)
+    return stats.frame(("method", "setting", TRIED, "seeds"), rows)
 
 
 def grid_of(points: Iterable[str]) -> str:

@@ -25,6 +25,8 @@ def test_best_method_is_marked_if_the_paired_interval_is_above_zero(record):
     one = [record("A", 0, 0, [0.5]), record("B", 1, 0, [0.9])]
     assert (condition("p", "", one).values, condition("p", "", one).best) == ({"A": (0.5,), "B": (0.9,)}, None)
     assert condition("p", "", one).cell("A") == "50.0"
+    high = [record("A", 0, seed, [0.9 + 0.1 * seed]) for seed in range(2)]
+    assert condition("p", "", high).cell("A").endswith(" .. 100.0)")
 
 
 def test_missing_method_has_an_empty_cell(record):
