@@ -86,7 +86,7 @@ def run(options: Options) -> None:
     if options.edges and (options.shards > 1 or "edge" not in costs):
         what = "--shards" if options.shards > 1 else f"{options.method} (see `fedcore list combinations`)"
         raise ConfigError(f"--edges: does not work with {what}; remove one of them")
-    most = {"shards": -(-options.parameters // BLOCK), "edges": options.per_round * ("edge" in costs)}
+    most = {"shards": -(-options.parameters // BLOCK)} | ({"edges": options.per_round} if "edge" in costs else {})
     _check(options, most["shards"])
     found: dict[str, Any] = plan(costs, method, options)
     for kind, top in most.items() if options.deadline else ():

@@ -102,7 +102,7 @@ def test_deadline_tries_the_number_of_edges_with_the_shortest_round():
 def test_deadline_without_edges_or_with_one_shard():
     sizes = ["--clients", 10**8, "--parameters", 10**6, "--per-round", 10**5]
     assert planned(*sizes, "--deadline", 1e-6)["shards needed"] is None
-    assert planned(*sizes, "--method", "MIFA", "--deadline", 10**6)["edges needed"] is None
+    assert "edges needed" not in planned(*sizes, "--method", "MIFA", "--deadline", 10**6)
     assert planned(*sizes, "--deadline", 10**6)["shards needed"] == 1
 
 
