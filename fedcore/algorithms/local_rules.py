@@ -132,6 +132,7 @@ class LocalRule:
         return (epochs or 0) * -(-examples // batch_of(self, batch)) if steps is None else steps
 
 
+@dataclass(frozen=True)
 class FullGradient(LocalRule):
     """Steps along the gradient over all examples of the client."""
 

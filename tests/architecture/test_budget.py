@@ -20,7 +20,7 @@ BUDGET = {
     "tests": 66_235,
     "fedcore": 2_816,
     "fedcore/adapters": 2_859,
-    "fedcore/algorithms": 1_291,
+    "fedcore/algorithms": 1_292,
     "fedcore/cli": 1_636,
     "fedcore/cluster": 2_337,
     "fedcore/kernels": 505,

@@ -153,7 +153,7 @@ def test_a_round_without_updates_counts_and_moves_nothing(name):
         (dict(path="run", medium="ram"), errors.RangeError, r"^medium\b.*'ram'"),
         (dict(limits="open"), errors.RangeError, r"^limits\b.*'open'"),
         (dict(storage=ClientStore(3, 4), clients=None), errors.ShapeError, r"^storage\b"),
-        (dict(algorithm=fedcore.algorithms.MIFA), errors.UnknownNameError, r"^algorithm\b"),
+        (dict(algorithm=fedcore.algorithms.MIFA), errors.RangeError, r"^algorithm=MIFA: is a class; call it"),
         (dict(lr="fast"), errors.RangeError, r"^rate\b"),
         (dict(clients=2.5), errors.RangeError, r"^clients\b"),
         (dict(clients=True), errors.RangeError, r"^clients\b"),
