@@ -180,9 +180,11 @@ def test_noise(cuda_device, accumulator):
 
 
 def test_partial_sums_of_either_device_are_added_on_the_other(cuda_device):
-    servers = [made("FedAvgM", d, compute=Compute(accumulator="exact"), server_lr=1.0) for d in ("cpu", "cuda")]
-    for _ in range(2):
-        updates, partials = updates_of(servers[0], sets_of(THREE)), []
+    exact, two = Compute(accumulator="exact"), ("image", "rest")  # without counters
+    servers = [made("FedAvgM", d, compute=exact, server_lr=1.0, groups=two) for d in ("cpu", "cuda")]
+    for number in range(2):
+        updates = [Update(i, update_of(i, number, two[i % 2 :]), **claims_of(i)) for i in range(5)]
+        partials = []
         for server in servers:
             with server.open_round() as opened:
                 opened.add_batch(updates[:2])
