@@ -2,7 +2,7 @@
 
     python -m bench.plan FOLDER --into docs/plan.md                # minutes, 4 GB of disk space
 
-Each server runs on one thread of a process of its own, with synthetic updates. The unit costs are those of
+A new process with one thread runs each server, with synthetic updates. The unit costs are those of
 FOLDER/plan.json, as ``fedcore plan --costs FOLDER --measure`` writes them; missing ones are measured first, at other
 sizes. Memory is the private memory of the process and disk space that of the folder's blocks. The seconds are CPU time,
 the least over the rounds after the first, as for the unit costs. FOLDER must be on a local disk.

@@ -202,7 +202,7 @@ def _costs(options: Options, method: Algorithm) -> tuple[Costs, str]:
 def measured(
     method: str, codec: Codec, folder: Path, in_memory: bool, has_edges: bool, imports: Sequence[str] = ()
 ) -> Costs:
-    """Measure the unit costs of a method; each server runs in a process of its own."""
+    """Measure the unit costs of a method; a new process runs each server."""
     spawn = ProcessPoolExecutor(1, get_context("spawn"), terminal.load_imports, (imports,), max_tasks_per_child=1)
     with TemporaryDirectory(dir=folder) as place, spawn as processes:
 

@@ -35,7 +35,7 @@ def add_arguments(top: Parser) -> None:
 def run(options: Options) -> None:
     """Tune the rate of each method on validation data, and print the settings.
 
-    Each method runs at each rate, in place of its own, with the same rounds and seeds. The
+    Each method runs at each of these rates, with the same rounds and seeds. The
     seeds follow those of the experiment. Models are evaluated on training examples that are
     held out, not on the test set. The best rate has the highest mean accuracy over the last
     rounds (report.window) and the seeds. Put the printed lines into the experiment's file;

@@ -217,7 +217,7 @@ def tuned(folder: Path) -> list[Experiment]:
     """Return an experiment per preset of a sweep, in which each algorithm has the settings of its best point.
 
     Different rates, local work, limits and rules become those of the algorithms. Other settings must be equal. The
-    experiments have no validation data. Their notes say what was tried, on which seeds and data.
+    experiments have no validation data. Their notes name the tried values, the seeds and the data.
 
     Raises:
         MissingDataError: the sweep has no records, or an algorithm has no complete point.
