@@ -117,7 +117,7 @@ class OnRay:
             if now > late:
                 late = math.inf
                 self._warn_late()
-            for answer in self.wait(max(0.0, min(late, self._until) - now)).values():
+            for answer in self._ready(max(0.0, min(late, self._until) - now)).values():
                 if isinstance(answer, Lost):
                     raise ShardLostError(f"shards: a process could not start: {answer.error}")
 
@@ -136,14 +136,12 @@ class OnRay:
     def wait(self, seconds: float) -> dict[int, Answer]:
         """See ``Placement``."""
         left = self._until - time.monotonic()
-        ready = self._session.wait(list(self.waiting.values()), max(0.0, min(seconds, left)))
-        found = {k: self._result(one) for k, one in self.waiting.items() if one in ready}
+        found = self._ready(max(0.0, min(seconds, left)))
         if not found and left <= 0:
             for k in self.waiting:
                 self._session.kill(self._actors[k])
                 found[k] = Lost(LostError(f"no answer for {self._seconds:g} s"))
-        for k in found:
-            del self.waiting[k]
+            self.waiting.clear()
         return found
 
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
@@ -194,6 +192,14 @@ class OnRay:
             "" if self._nodes is None else f" on one of {self._nodes}",
             self._session.room(),
         )
+
+    def _ready(self, seconds: float) -> dict[int, Answer]:
+        """Wait for answers at most this long; return those that came."""
+        ready = self._session.wait(list(self.waiting.values()), seconds)
+        found = {k: self._result(one) for k, one in self.waiting.items() if one in ready}
+        for k in found:
+            del self.waiting[k]
+        return found
 
     def _result(self, reference: Any) -> Answer:
         try:

@@ -1,10 +1,12 @@
 """Shards that hang: a signal aborts the call; if some have committed, their folders show what happened."""
 
+import itertools
 import os
 import signal
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -178,7 +180,7 @@ def test_the_log_names_a_shard_that_hangs(monkeypatch, caplog):
 def on_ray(**limits):
     from fedcore.cluster import OnRay
 
-    return OnRay(cpus=0.25, **limits)
+    return OnRay(**{"cpus": 0.25} | limits)
 
 
 class Stopped:
@@ -258,10 +260,14 @@ def test_a_second_interrupt_ends_a_process_that_hangs_behind_its_commit(ray_sess
         many.close()
 
 
-def test_the_start_has_its_own_limit(ray_session):
+def test_the_start_has_its_own_limit(ray_session, monkeypatch):
     place = ShardInfo("a cluster", 0, 1, 0, False, None)
     with on_ray(seconds=0.01) as there:
         there.make([place])
         assert not there.waiting
-    with on_ray(start_seconds=0.01) as there, pytest.raises(ClusterError, match="start_seconds"):
-        there.make([place])
+    for limit in (0.5, 1.5, 2.5, 3.5):  # The clock moves on at each look, so that time ends at every line.
+        ticks = itertools.count()
+        with on_ray(cpus=1000, start_seconds=limit) as there, monkeypatch.context() as patch:
+            patch.setattr("fedcore.cluster.on_ray.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+            with pytest.raises(ClusterError, match="start_seconds"):
+                there.make([place])
