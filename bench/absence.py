@@ -39,7 +39,11 @@ from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.experiment.trial import TrialParts, build, rounds
 from fedcore.sim.reports.statistics import interval_of
 
-LAWS = {"mnist": ("bernoulli", "markov", "sine", "stragglers"), "fashion": ("bernoulli", "stragglers")}
+LAWS = {
+    "mnist": ("bernoulli", "markov", "sine", "stragglers"),
+    "fashion": ("bernoulli", "stragglers"),
+    "cifar": ("bernoulli",),
+}
 KNOWN, KNOWN_RATE, FIRST = "FedAvg, known p", 0.3, "FedAvg"
 LIMITED, LIMITED_RATE, LIMIT = "FedAWE, limited", 0.3, 0.5
 RATES, TUNING_SEED = (0.3, 1.0, 0.1, 0.03, 0.01, 0.003), 100
