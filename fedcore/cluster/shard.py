@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fedcore import kernels, runtime
-from fedcore.arrays import F32, F64, Bools, copied, freeze, ieee, zeros
+from fedcore.arrays import F32, F64, Bools, copied, ieee, zeros
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, LockedError, StoreError
 from fedcore.files import is_own_folder
@@ -27,13 +27,13 @@ from fedcore.model import Layout
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions_of
-from fedcore.server.groups import GroupedState, Reducers, first_groups, resumed_groups
-from fedcore.server.opening import first_of, first_state, require_clients, resumed_state
+from fedcore.server.groups import GroupedState, Reducers
+from fedcore.server.opening import first_state, resumed_state
 from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, Query, VectorQuery
 from fedcore.server.state import NewClients, State
 from fedcore.server.step import Population, PreparedStep, Sizes
-from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32, require_finite
+from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
@@ -250,23 +250,15 @@ class Shard:
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = replace(storage, path=folder, keep_previous=True)
-        if layout.groups:
-            of_groups = ShardGroups, self._reducers(layout)
-            settings = replace(settings, started_nonnegative=())  # each group has its own
-            self._state = first_groups(settings, x, counters, clients, sizes, storage, *of_groups)
-        else:
-            require_finite(x, layout)
-            freeze(x)
-            rows = ClientStore(clients, layout.n_parameters, codec=storage.codec)  # type: ignore[arg-type]  # it checks the name
-            require_clients(rows, clients)
-            self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
-            self._state.sign_by(storage.audit_key)
+        of_shard = None, ShardGroups, self._reducers(layout)
+        self._state = first_state(settings, x, counters, clients, sizes, storage, *of_shard)
         self._stores = [state.store for state in self._state.states]
 
     def _reducers(self, layout: Layout) -> Reducers:
-        """Return the reducers of the groups, and that of what they share."""
+        """Return the reducer of the shard; with groups of tensors, also those of the groups."""
         place, reducers = self.info.to_state(), dict[str | None, Reducer]({None: self._reducer})
-        self._reducer.sent = lambda vector: {name: layout.cut(vector, name) for name in self.info.present}
+        if layout.groups:
+            self._reducer.sent = lambda vector: {name: layout.cut(vector, name) for name in self.info.present}
         for name, piece in self.info.groups.items():
             own = ClusterReducer(self.thread, first=piece.start, has_buffers=self.info.has_buffers, place=place)
             own.is_present, reducers[name] = name in self.info.present, own
@@ -302,21 +294,17 @@ class Shard:
         """Continue from the folder's last transaction or the one before; return the saved settings."""
         for store in self._stores:
             go_back(store, transaction)
-        folder, rows = self.info.folder, self._stores[0]
-        assert folder is not None
+        folder = self.info.folder or "store"
 
         def read(store: ClientStore) -> tuple[dict[str, Any], Settings]:
             saved = self.info.require(store.state)
             return saved, Settings.from_state(saved["settings"], given)
 
         with checkpoint_errors(folder):
-            saved, settings = read(rows)
-            if settings.layout.groups:
-                self._state, _ = resumed_groups(self._stores, read, ShardGroups, self._reducers(settings.layout))
-            else:
-                self._state = resumed_state(rows, saved, settings, self._reducer)
+            reducers = self._reducers(read(self._stores[0])[1].layout)
+            self._state, saved = resumed_state(self._stores, read, ShardGroups, reducers)
         self._state.sign_by(given.get("audit_key"))
-        return {**saved["settings"], "codec": self._stores[-1].codec}
+        return {**saved, "codec": self._stores[-1].codec}
 
     def read(self, query: Query) -> Any:
         """Return the answer to a query; of a vector, with groups, a part for each."""
@@ -526,10 +514,3 @@ class Shard:
         while self._stores:
             self._stores[-1].close()  # if this fails, a later call closes it
             self._stores.pop()
-
-
-def settings_of_shard(settings: Settings, layout: Any) -> Settings:
-    """Return the server's settings with a shard's layout."""
-    names = set(layout.names)
-    own = tuple(name for name in settings.started_nonnegative if name in names)
-    return replace(settings, layout=layout, started_nonnegative=own)

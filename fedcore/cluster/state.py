@@ -20,7 +20,7 @@ from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
-from fedcore.cluster.shard import Finished, settings_of_shard
+from fedcore.cluster.shard import Finished
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, StoreError
 from fedcore.files import resolve_own_links
 from fedcore.kernels import ExactSum
@@ -45,7 +45,7 @@ from fedcore.server.update import (
     as_vector,
     read_vector,
 )
-from fedcore.server.validation import UpdateReader, never_negative, read_control
+from fedcore.server.validation import ReadUpdate, UpdateReader, read_control
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
 
@@ -114,12 +114,12 @@ class SliceReader(UpdateReader):
 class GroupSliceReader(SliceReader):
     """Reads updates that may lack groups of tensors; see ``GroupReader``. The shards know the clients of each group."""
 
-    def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
+    def read(self, update: Update, client: ClientId) -> ReadUpdate:
         """See ``GroupReader``."""
-        batch, fixed = super().read(update, client)
+        found = super().read(update, client)
         if self._settings.algorithm.counts_absent:
-            self._of_groups("require_groups", client, batch.vectors[0])
-        return batch, fixed
+            self._of_groups("require_groups", client, found[0].vectors[0])
+        return found
 
     def last_start(self, client: ClientId, y: SlicedVector) -> int:
         """See ``GroupReader``."""
@@ -542,7 +542,6 @@ def new_state(
         raise RangeError("clients: must be given, as a count or the ids")
     ranges = ranges_of(layout, compute.shards or 1)
     x, is_new = _flat(model, layout)
-    settings = replace(settings, started_nonnegative=never_negative(layout, x))
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
     with nullcontext(uuid4().hex) if home is None else folders.prepared(home, storage.folders or ()) as cluster:
@@ -559,17 +558,12 @@ def new_state(
         coordinator = Coordinator(placement, infos, durability, again, check, manifest.joined)
         state = ShardedState(settings, manifest, home, coordinator)
         counters = layout.read_counters(model)
-        each = [
-            (
-                settings_of_shard(settings, cut(layout, span, counters=k == 0)),
-                part,
-                counters if k == 0 else {},
-            )
-            for k, (span, part) in enumerate(zip(ranges, manifest.slices(x), strict=True))
-        ]
+        own = [replace(settings, layout=cut(layout, span, counters=k == 0)) for k, span in enumerate(ranges)]
+        of_first = [counters, *[{}] * (len(ranges) - 1)]
+        each = [*zip(own, manifest.slices(x), of_first, strict=True)]
         try:
-            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
-            state.coordinator.make(listed if sizes is None else sizes, own, is_new, each=each)
+            place = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
+            state.coordinator.make(listed if sizes is None else sizes, place, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
                 (home / folders.INTENT).unlink()

@@ -17,7 +17,6 @@ from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
-from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
 from fedcore.options import (
@@ -36,7 +35,7 @@ from fedcore.profiling import span
 from fedcore.rules import Rule
 from fedcore.rules.private import SEEDED, Ledger
 from fedcore.runtime import Unpicklable, uninterrupted
-from fedcore.server import groups, requests
+from fedcore.server import requests
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.compatibility import require_compatible
@@ -61,7 +60,6 @@ from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
-from fedcore.store.files.inventory import GROUPS
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients, Registry
 from fedcore.validation import Represented, absolute, check_integer, listed, require_objects
@@ -162,8 +160,6 @@ class Server(Represented, Unpicklable):
             from fedcore.cluster import state as shards  # not at the top: a server in one part needs no cluster
 
             backend = shards.new_state(model, settings, ids, sizes, place, compute)
-        elif layout.groups:
-            backend = groups.new_state(model, settings, ids, sizes, place)
         else:
             backend = new_state(model, settings, ids, sizes, place, given)
         try:
@@ -374,23 +370,20 @@ class Server(Represented, Unpicklable):
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = Storage.of(storage).at(home)
         backend: Any
-        saved: Mapping[str, Any]
         if manifest is None:
             require_one_part(path, storage, compute)
-        if manifest is not None:
+            backend, saved = saved_state(
+                path if isinstance(path, ClientStore) else absolute(path), given, storage, compute
+            )
+        else:
             from fedcore.cluster import state as shards
 
             backend, saved = shards.saved_state(manifest, given, storage, compute)
-            medium, compute = storage.medium or "mmap", replace(compute, executor=backend.coordinator.placement)
-        elif folder is not None and part_of(folder / GROUPS) is not None:
-            backend, saved = groups.saved_state(folder, given, storage, compute)
-            medium = storage.medium or backend.states[0].store.medium
-            storage = storage if medium == "mmap" else replace(storage, journal=storage.journal or False)
-        else:
-            backend, saved = saved_state(path, given, storage, compute)
-            medium = None
+            compute = replace(compute, executor=backend.coordinator.placement)
         try:
-            opened = storage.opened(backend.store) if medium is None else replace(storage, medium=medium)
+            opened = replace(storage, medium="mmap") if manifest else storage.opened(backend.states[0].store)
+            if backend.settings.layout.groups:  # whose stores always keep it
+                opened = replace(opened, keep_previous=storage.keep_previous)
             server._start(backend, (opened, compute), callbacks)
             options = given | {"aggregation": aggregation, "limits": limits, "policy": policy}
             change_on_loading(backend, manifest or home, saved, options, server._checked, layout)
