@@ -28,11 +28,11 @@ from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions_of
 from fedcore.server.groups import GroupedState, Reducers
-from fedcore.server.opening import first_state, resumed_state
+from fedcore.server.opening import Asked, first_state, resumed_state
 from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, Query, VectorQuery
 from fedcore.server.state import NewClients, State
-from fedcore.server.step import Population, PreparedStep, Sizes
+from fedcore.server.step import Population, PreparedStep
 from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
@@ -232,7 +232,7 @@ class Shard:
 
     def make(
         self,
-        clients: int | list[ClientId] | Sizes,
+        clients: Asked,
         storage: Storage,
         is_new: bool,
         settings: Settings,
@@ -246,12 +246,11 @@ class Shard:
         self.info.require_inside()
         layout, folder = settings.layout, self.info.folder
         x = x if is_new and not layout.groups else self._flat(x, layout, has_buffers=True)
-        sizes = clients if isinstance(clients, Mapping) else None
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = replace(storage, path=folder, keep_previous=True)
         of_shard = None, ShardGroups, self._reducers(layout)
-        self._state = first_state(settings, x, counters, clients, sizes, storage, *of_shard)
+        self._state = first_state(settings, x, counters, clients, storage, *of_shard)
         self._stores = [state.store for state in self._state.states]
 
     def _reducers(self, layout: Layout) -> Reducers:
@@ -468,10 +467,6 @@ class Shard:
         if self._round is not None:
             self._round = None
             self._state.abandon()
-
-    def buffers_square(self) -> float:
-        """See ``State``."""
-        return self._state.buffers_square()
 
     def apply(self, change: Change, digests: Sequence[str | None], *vectors: Any) -> None:
         """Make a change with slices of its vectors, which must have these digests; discard an unfinished round."""

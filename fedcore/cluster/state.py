@@ -22,7 +22,7 @@ from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
 from fedcore.cluster.shard import Finished
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, StoreError
-from fedcore.files import resolve_own_links
+from fedcore.files import closed_on_error, resolve_own_links
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import DESCRIBED, Compute, Settings, Storage
@@ -31,11 +31,11 @@ from fedcore.server.aggregation import Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.groups import read_tensors, sent_groups, vector_of
-from fedcore.server.opening import require_audit, require_named_rates, require_saved
+from fedcore.server.opening import Asked, require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, VectorQuery
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
-from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot
+from fedcore.server.step import Population, PreparedStep, Snapshot
 from fedcore.server.update import (
     Kind,
     SentSlices,
@@ -528,18 +528,9 @@ class ShardedState(State):
         self.coordinator.drop()
 
 
-def new_state(
-    model: Any,
-    settings: Settings,
-    clients: int | Iterable[ClientId] | None,
-    sizes: Sizes | None,
-    storage: Storage,
-    compute: Compute,
-) -> ShardedState:
+def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, compute: Compute) -> ShardedState:
     """Return the state of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout
-    if clients is None:
-        raise RangeError("clients: must be given, as a count or the ids")
     ranges = ranges_of(layout, compute.shards or 1)
     x, is_new = _flat(model, layout)
     home = None if storage.path is None else Path(storage.path)
@@ -548,7 +539,6 @@ def new_state(
         manifest = Manifest(cluster, layout, ranges, named)
         if home is not None:
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
-        listed = clients if isinstance(clients, int) else list(clients)
         again = {what: getattr(settings, what) for what in DESCRIBED}
         again |= {"aggregation": settings.rules, "audit_key": (key := storage.audit_key)}
         placement = LocalThreads() if compute.executor is None else compute.executor
@@ -563,21 +553,18 @@ def new_state(
         each = [*zip(own, manifest.slices(x), of_first, strict=True)]
         try:
             place = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
-            state.coordinator.make(listed if sizes is None else sizes, place, is_new, each=each)
+            state.coordinator.make(clients, place, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
                 (home / folders.INTENT).unlink()
             raise
-        try:
+        with closed_on_error(state):
             if home is not None:
                 if storage.journal:  # before the manifest, so that a load finds it
                     Journal(home / JOURNAL, settings).close()
                 manifest.write(home / NAME)
                 (home / folders.INTENT).unlink()
             _ = state.registry  # read now
-        except BaseException:
-            state.close()
-            raise
         return state
 
 

@@ -7,7 +7,6 @@ has all clients. A client's row in it is the set of groups of its first update, 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +34,6 @@ from fedcore.server.update import (
 )
 from fedcore.server.validation import ReadUpdate, UpdateReader, Weighing
 from fedcore.store import ClientStore
-from fedcore.store.files.inventory import GROUPS
 from fedcore.store.registry import ClientId
 
 NOTHING: F32 = np.empty(0, np.float32)
@@ -496,24 +494,7 @@ class GroupedState(State):
         finally:
             self._refresh()
 
-    def save(self, path: Any) -> None:
-        """See ``Server.save``; the groups' copies are in the main store's folder before that is in its place."""
-
-        def parts(folder: Path) -> None:
-            for i, group in enumerate(self.groups.values()):
-                group.save(folder / GROUPS / str(i))
-
-        now = self.snapshot
-        self.store.save(path, vectors=self._vectors(now), state=self.to_state(now), parts=parts)
-
     def verify(self) -> list[str]:
         """Return the damage found, by group."""
         found = [f"group {name!r}: {line}" for name, group in self.groups.items() for line in group.verify()]
         return [*self.store.verify(), *found]
-
-    def close(self) -> None:
-        """Discard an unfinished round, and close all stores."""
-        with ExitStack() as stack:
-            for group in self.groups.values():
-                stack.callback(group.close)
-            stack.callback(super().close)

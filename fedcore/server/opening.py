@@ -43,6 +43,8 @@ from fedcore.store.slots import RowFormat
 from fedcore.validation import absolute
 
 Aggregation: TypeAlias = str | Sequence[Rule | str] | Chain | None
+Asked: TypeAlias = int | list[ClientId] | Sizes | None
+"""The clients of a new server: their number, their ids, or n_k by id; None for those of the caller's rows."""
 MANIFEST = "cluster.json"
 
 
@@ -74,20 +76,13 @@ def ids_of(clients: Any) -> tuple[list[ClientId], Sizes | None]:
     return list(clients), dict(clients) if isinstance(clients, Mapping) else None
 
 
-def new_state(
-    model: Any,
-    settings: Settings,
-    clients: int | Iterable[ClientId] | None,
-    sizes: Sizes | None,
-    storage: Storage,
-    given: ClientStore | None,
-) -> State:
+def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, given: ClientStore | None) -> State:
     """Return the state of a new server without shards. For arguments see ``Server``; ``given``: the caller's rows."""
-    layout, ids = settings.layout, None if given is not None and sizes is not None else clients
+    layout = settings.layout
     folder = None if storage.path is None else absolute(storage.path).parent
     settings = in_files(settings, storage.resident, folder)
     x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
-    return first_state(settings, x, counters, ids, sizes, storage, given)
+    return first_state(settings, x, counters, clients, storage, given)
 
 
 def require_one_part(path: Any, storage: Storage, compute: Compute) -> None:
@@ -150,8 +145,7 @@ def first_state(
     settings: Settings,
     x: F32,
     counters: Counters,
-    clients: int | Iterable[ClientId] | None,
-    sizes: Sizes | None,
+    clients: Asked,
     storage: Storage,
     given: ClientStore | None = None,
     kind: type[GroupedState] = GroupedState,
@@ -162,6 +156,7 @@ def first_state(
     With groups of tensors the state is of this kind. ``reducers`` are those of a shard.
     """
     layout, firsts, shared = settings.layout, list[First](), reducers.get(None)
+    sizes = clients if isinstance(clients, Mapping) else None
     require_finite(x, layout)
     freeze(x)
 
@@ -377,15 +372,13 @@ def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
             raise RangeError(f"{name}={rate!r}: a sharded server needs a number or a rate of fedcore.algorithms.rates")
 
 
-def new_rows(
-    given: ClientStore | None, storage: Storage, clients: int | Iterable[ClientId] | None, n: int, device: str = CPU
-) -> ClientStore:
+def new_rows(given: ClientStore | None, storage: Storage, clients: Asked, n: int, device: str = CPU) -> ClientStore:
     """Return rows of n elements on the server's device: the caller's, or new ones in memory.
 
     ``first_stores`` writes the folder of a ``storage`` with a path.
     """
     if given is not None:
-        if clients is not None:
+        if not isinstance(clients, Mapping | None):
             raise RangeError(
                 "clients: the ClientStore has clients already; leave clients= out, or map their ids to n_k"
             )
@@ -399,8 +392,6 @@ def new_rows(
             )
         return on_device(given, device, storage.cached_rows)
     medium = storage.medium or ("ram" if storage.path is None else "mmap")
-    if clients is None:
-        raise RangeError("clients: missing; pass their number or their ids")
     options: dict[str, Any] = {}
     if medium != "mmap" or storage.path is None:  # otherwise the rows will be in a folder
         options = {"medium": device if medium == "cuda" else medium, "path": storage.path}

@@ -225,10 +225,9 @@ class Round(OpenRound):
         may_hold: bool,
         callbacks: Sequence[Callback] = (),
         attendance: Attendance | None = None,
-        logger: logging.Logger = LOGGER,
     ) -> None:
         state.prefetch(())  # raises StoreError if the store is closed
-        super().__init__(state.round_number, callbacks, logger)
+        super().__init__(state.round_number, callbacks, LOGGER)
         settings = self._settings = state.settings
         self._state, self._batch_size, self._may_hold = state, batch_size, may_hold
         self._reader, self._weighing = state.reader(settings, state), Weighing(settings, state)

@@ -142,8 +142,10 @@ class Server(Represented, Unpicklable):
         warn_if_frozen(model, layout)
         given = storage if isinstance(storage, ClientStore) else None
         place = Storage().opened(storage) if isinstance(storage, ClientStore) else Storage.of(storage)
-        clients = listed("clients", clients) if isinstance(clients, str | bytes) else clients  # raises RangeError
-        ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
+        if isinstance(clients, Iterable):
+            clients = dict(clients) if isinstance(clients, Mapping) else listed("clients", clients)
+        elif clients is None and given is None:
+            raise RangeError("clients: missing; pass their number or their ids")
         method = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(method, Algorithm):
             raise UnknownNameError(f"algorithm={algorithm!r}: must be an Algorithm or the name of one")
@@ -159,9 +161,9 @@ class Server(Represented, Unpicklable):
         if compute.is_sharded:
             from fedcore.cluster import state as shards  # not at the top: a server in one part needs no cluster
 
-            backend = shards.new_state(model, settings, ids, sizes, place, compute)
+            backend = shards.new_state(model, settings, clients, place, compute)
         else:
-            backend = new_state(model, settings, ids, sizes, place, given)
+            backend = new_state(model, settings, clients, place, given)
         try:
             self._start(backend, parts, callbacks, model)
         except BaseException:
@@ -362,8 +364,9 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
-        require_objects({name: value for name, value in locals().items() if name != "cls"})
-        given, server = checked_objects(algorithm, lr, server_lr, optimizer, aggregation), cls.__new__(cls)
+        arguments = {name: value for name, value in locals().items() if name != "cls"}
+        require_objects(arguments)
+        given, server = checked_objects(arguments), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
