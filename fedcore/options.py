@@ -821,15 +821,9 @@ def _options(value: Any) -> tuple[dict[str, Any], bool]:
     options = {}
     for parameter in parameters:
         with suppress(AttributeError, TypeError, ValueError):
-            options[parameter.name] = json.loads(json.dumps(getattr(value, parameter.name), default=_number))
+            options[parameter.name] = json.loads(json.dumps(getattr(value, parameter.name), default=_plain))
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return options, all(parameter.name in options and parameter.kind in by_name for parameter in parameters)
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError
 
 
 def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:

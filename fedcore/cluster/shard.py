@@ -29,10 +29,9 @@ from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum,
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions_of
 from fedcore.server.groups import GroupedState, Reducers
 from fedcore.server.opening import Asked, first_state, resumed_state
-from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, Query, VectorQuery
 from fedcore.server.state import NewClients, State
-from fedcore.server.step import Population, PreparedStep
+from fedcore.server.step import Population
 from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
@@ -182,13 +181,6 @@ class ShardState(NamedTuple):
     transactions: int
 
 
-class Finished(NamedTuple):
-    """The step of a round without vectors, and its diagnostics."""
-
-    prepared: PreparedStep
-    found: Diagnostics
-
-
 @dataclass
 class ShardRound:
     """The part of an open round in a shard.
@@ -327,32 +319,29 @@ class Shard:
         self._round = ShardRound(sums, self._state.reader(self._state.settings, self._state))
         return self._state.newcomers.population
 
+    def valid(self, name: str, *arguments: Any) -> Any:
+        """Return the result of one of the next three methods, which check parts of updates, or its error as text."""
+        try:
+            return getattr(self, name)(*arguments)
+        except FedcoreError as error:
+            return rejection_reason(error)
+
     def check_slice(self, name: str, has_buffers: bool, returns: bool, digest: str | None, vector: Any) -> Any:
         """Return the bytes of a slice, and with ``returns`` the slice as float32.
 
-        If it is invalid or does not match the client's digest, return the error.
+        Raise an error if it is invalid or does not match the client's digest.
         """
-        try:
-            read = self._read(name, has_buffers, digest, vector)
-            return bytes_of(read), in_float32(read) if returns else None
-        except FedcoreError as error:
-            return rejection_reason(error)
+        read = self._read(name, has_buffers, digest, vector)
+        return bytes_of(read), in_float32(read) if returns else None
 
-    def check_buffers(self, kind: Kind, started: int, vector: Any) -> str | None:
-        """Return the error if a slice makes a float buffer negative that must not be."""
-        try:
-            self._opened.reader.check_buffers(self._update(kind, True, vector), kind, started)
-        except FedcoreError as error:
-            return rejection_reason(error)
-        return None
+    def check_buffers(self, kind: Kind, started: int, vector: Any) -> None:
+        """Raise an error if a slice makes a float buffer negative that must not be."""
+        self._opened.reader.check_buffers(self._update(kind, True, vector), kind, started)
 
     def of_groups(self, name: str, *arguments: Any) -> Any:
-        """Return what the reader of partial updates, their sums or the groups return, or the error."""
+        """Return what the reader of partial updates, their sums or the groups return."""
         has: Any = next(one for one in (self._opened.reader, self._opened.sums, self._state) if hasattr(one, name))
-        try:
-            return getattr(has, name)(*arguments)
-        except FedcoreError as error:
-            return rejection_reason(error)
+        return getattr(has, name)(*arguments)
 
     def first_not_finite(self, has_buffers: bool, vector: Any) -> str | None:
         """Return the name of the first tensor with a NaN or infinity in a slice, or None."""
@@ -436,31 +425,28 @@ class Shard:
         return sums[0], sums[1]
 
     def _keep(self, batch: UpdateBatch, squares: F64) -> None:
-        opened, settings = self._opened, self._state.settings
-        opened.tried = UpdateBatch()
+        self._opened.tried = UpdateBatch()
         if len(batch):
-            discounts = batch.discounts(settings.policy, self._state.round_number)
-            batch.count(squares, discounts=discounts, keep=settings.rules.robust is not None)
-            opened.folded.append(batch)
+            batch.count(squares, self._state.settings, self._state.round_number)
+            self._opened.folded.append(batch)
 
     @ieee
-    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any], has_noise: bool) -> Finished:
-        """Take the step; ``norms`` are those of accepted updates, for the rules, and ``rejected`` is for the audit.
+    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any], has_noise: bool) -> Any:
+        """Take the step; return it without vectors, and its diagnostics.
 
-        ``has_noise``: whether the clients of a private round added the noise.
+        ``norms`` are those of accepted updates, for the rules. ``rejected`` is for the audit. ``has_noise``: whether
+        the clients of a private round added the noise.
         """
         opened = self._opened
         state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
-        batch = UpdateBatch.joined(opened.folded)
-        if state.settings.sorts_updates:
-            batch = batch.ordered(state.registry.numbers(batch.clients))
+        batch = UpdateBatch.cohort(opened.folded, state.settings, state.registry)
         result = opened.sums.total(batch, rules, now.ledger, now.center, has_noise=has_noise)
         batch.drop()
         prepared, found = state.take_step(opened, result, batch, norms, rejected)
         self._round = None  # if the step fails, ``abort`` discards what the round has staged
         none: Any = None
         after = state.snapshot.shared()
-        return Finished(prepared._replace(before=none, result=none, cohort=none, step=None, after=after), found)
+        return prepared._replace(before=none, result=none, cohort=none, step=None, after=after), found
 
     def abort(self) -> None:
         """Abort the round, if one is open."""

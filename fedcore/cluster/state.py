@@ -5,7 +5,7 @@ weighs and decides on updates once. The shards fold their slices, and take the s
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,6 @@ from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
-from fedcore.cluster.shard import Finished
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, StoreError
 from fedcore.files import closed_on_error, resolve_own_links
 from fedcore.kernels import ExactSum
@@ -252,20 +251,21 @@ class ShardedState(State):
             self._registry_at = self.coordinator.openings
         return registry
 
-    def learn_clients(self, clients: Iterable[ClientId]) -> None:
+    def learn_clients(self, clients: Sequence[ClientId]) -> None:
         """Update the registry after a change that may have added or removed these clients.
 
         If a shard is lost, raise no error, since the change has happened. The whole registry is then read on its next
         use.
         """
+        if not clients:
+            return
         known, self._registry = self._registry, None
         if known is None or self._registry_at != self.coordinator.openings:
             return
         with suppress(FedcoreError):
-            listed = list(clients)
-            numbers: list[int | None] = self._first("client_numbers", listed)
-            freed = {known.number(client): None for client in listed if client in known}
-            known.reassign(freed | {n: client for n, client in zip(numbers, listed, strict=True) if n is not None})
+            numbers: list[int | None] = self._first("client_numbers", clients)
+            freed = {known.number(client): None for client in clients if client in known}
+            known.reassign(freed | {n: client for n, client in zip(numbers, clients, strict=True) if n is not None})
             self._registry = known
 
     @property
@@ -322,7 +322,7 @@ class ShardedState(State):
 
     def valid(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the results of a check; each shard returns an error as text, or a result."""
-        results = self.coordinator.call(name, *shared, each=each)
+        results = self.coordinator.call("valid", name, *shared, each=each)
         for result in reversed(results):  # the last shard has the buffers
             if isinstance(result, str):
                 raise ArrayError(result)
@@ -343,7 +343,7 @@ class ShardedState(State):
             given = dict(newcomers) if isinstance(newcomers, Mapping) else self._joining
             self._joined = self._first("begin_round", given)
             self._round_of = self.coordinator.openings
-            self._learn_joining()
+            self.learn_clients(self._joining)
         except BaseException:
             self._round_of = self.coordinator.openings  # the shards may have begun
             self.abandon()
@@ -360,12 +360,12 @@ class ShardedState(State):
     ) -> tuple[PreparedStep, Diagnostics]:
         """See ``State``. Each shard takes the step of its range."""
         before, opening = self.snapshot, self.coordinator.openings
-        finished: Finished = self.coordinator.change("finish", norms, rejected, result, rounds=1)
+        prepared, found = self.coordinator.change("finish", norms, rejected, result, rounds=1)
         opened.is_open = False
         if opening == self.coordinator.openings:  # otherwise the result may not be of the first shard
-            self._marked = (opening, self.coordinator.state), finished.prepared.after
+            self._marked = (opening, self.coordinator.state), prepared.after
         self._end_round()
-        return finished.prepared._replace(before=before), finished.found
+        return prepared._replace(before=before), found
 
     def buffers_square(self) -> float:
         """See ``State``."""
@@ -390,13 +390,8 @@ class ShardedState(State):
 
     def _end_round(self) -> None:
         self._round_of = self._joined = None
-        self._learn_joining()
+        self.learn_clients(self._joining)
         self._joining = []
-
-    def _learn_joining(self) -> None:
-        if self._joining:
-            with suppress(FedcoreError):
-                self.learn_clients(self._joining)
 
     # Changes and queries between rounds.
 
@@ -419,8 +414,7 @@ class ShardedState(State):
         try:
             self.coordinator.change("apply", replace(change, vectors=dict.fromkeys(change.vectors)), each=each)
         finally:
-            if change.clients:
-                self.learn_clients(change.clients)
+            self.learn_clients(change.clients)
             if self.transactions == due:
                 self.settings = changed
                 self.coordinator.given = {**self.coordinator.given, "aggregation": changed.rules}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedcore.arrays import CPU, F32, F64, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of
+from fedcore.arrays import CPU, F32, F64, BufferPool, Floats, copied, core, empty, freeze, into, view_of
 from fedcore.errors import RangeError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -131,25 +131,19 @@ class GroupSums:
         self._weighings = {name: Weighing(group.settings, group) for name, group in state.groups.items()}
         self._folded: dict[str, list[UpdateBatch]] = {name: [] for name in state.groups}
         self._tried: list[tuple[str, UpdateBatch, Any, Any]] = []
-        self._keeps_vectors = state.settings.rules.robust is not None
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``; return the lengths of whole updates."""
-        parameters, buffers, controls, own = np.zeros((4, len(batch)))
-        has_offsets, has_controls, self._tried = False, self._state.settings.algorithm.second_vector is not None, []
+        has_controls, self._tried = self._state.settings.algorithm.second_vector is not None, []
+        kept = {"parameters": True, "buffers": self._state.reducer.has_buffers, "controls": has_controls}
+        columns = {of: np.zeros(len(batch)) for of, is_kept in kept.items() if is_kept}
         for name, part, at in self._parts(batch):
             lengths = self._sums[name].try_fold(part)
-            parameters[at] += lengths.parameters
-            if lengths.buffers is not None:
-                buffers[at] += lengths.buffers
-            if lengths.controls is not None:
-                controls[at] += lengths.controls
-            if lengths.own is not None:
-                own[at] += lengths.own
-                has_offsets = True
+            for of, own in lengths._asdict().items():
+                if own is not None:
+                    columns.setdefault(of, np.zeros(len(batch)))[at] += own
             self._tried.append((name, part, at, lengths.parameters))
-        columns = (buffers, self._state.reducer.has_buffers), (controls, has_controls), (own, has_offsets)
-        return Lengths(parameters, *(column if has else None for column, has in columns))
+        return Lengths(**columns)
 
     def accept(self, batch: UpdateBatch) -> None:
         """See ``Sum``."""
@@ -169,16 +163,14 @@ class GroupSums:
 
     def total(self, batch: UpdateBatch, rules: Chain, ledger: Ledger, *_: Any, **__: Any) -> Cohorts:
         """Return the sums and the accepted updates of each group; see ``Sum``. The noise is that of a whole vector."""
-        cohorts = {name: UpdateBatch.joined(parts) for name, parts in self._folded.items()}
+        of = {name: (self._folded[name], group.settings, group.registry) for name, group in self._state.groups.items()}
+        cohorts = {name: UpdateBatch.cohort(*parts) for name, parts in of.items()}
         for name, cohort in cohorts.items():
             if rules.robust is not None and len(cohort):
                 rules.require_enough(len(cohort), of=f" of the group {name!r}")
         totals: Cohorts = []
         for name, group in self._state.groups.items():
-            cohort = cohorts[name]
-            if group.settings.is_exact or (self._keeps_vectors and group.settings.policy.buffer is None):
-                cohort = cohort.ordered(group.registry.numbers(cohort.clients))
-            now, sums = group.snapshot, self._sums[name]
+            cohort, now, sums = cohorts[name], group.snapshot, self._sums[name]
             result = sums.result() if rules.private else sums.total(cohort, rules, now.ledger, now.center)
             totals.append((result, cohort))
         for _, cohort in totals:  # only now: if a rule fails, the round stays open
@@ -221,8 +213,7 @@ class GroupSums:
 
     def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
         if len(part):
-            discounts = part.discounts(self._state.settings.policy, self._state.round_number)
-            part.count(squares, discounts=discounts, keep=self._keeps_vectors)
+            part.count(squares, self._state.settings, self._state.round_number)
             self._folded[name].append(part)
 
     def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:
@@ -479,11 +470,7 @@ class GroupedState(State):
 
     def offset(self, client: ClientId | None, out: Any) -> Any:
         """See ``State``; zero for the groups that a client does not send."""
-        offset = self.read(Offset(client=None if client is None else self.registry.check(client)))
-        if out is None:
-            return offset
-        copy_into(out, offset)
-        return out
+        return into(self.read(Offset(client=None if client is None else self.registry.check(client))), out)
 
     # The stores.
 

@@ -935,8 +935,7 @@ class Round(OpenRound):
             self._abort()
             raise
         if len(batch):
-            discounts = batch.discounts(self._settings.policy, self._number)
-            batch.count(squares, discounts=discounts, keep=self._keeps_vectors)
+            batch.count(squares, self._settings, self._number)
             self._folded.append(batch)
 
     def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
@@ -1027,9 +1026,7 @@ class Round(OpenRound):
 
     def _total(self) -> Any:
         """Return the sums of all folded updates, which are then one batch."""
-        batch = UpdateBatch.joined(self._folded)
-        if self._settings.sorts_updates:
-            batch = batch.ordered(self._clients.numbers(batch.clients))
+        batch = UpdateBatch.cohort(self._folded, self._settings, self._clients)
         now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
         result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
         batch.drop()
