@@ -740,9 +740,6 @@ class Round(OpenRound):
         self._held.append(batch)
         if not (is_safe or self._keeps_vectors):
             self._fold_held()
-        self._fold_if_full()
-
-    def _fold_if_full(self) -> None:
         if sum(map(len, self._held)) >= self._batch_size:
             self._fold_held()
 
@@ -1014,7 +1011,9 @@ class Round(OpenRound):
     def _step_by_mean(self) -> tuple[PreparedStep, Diagnostics] | None:
         """Return the step along the mean of the held updates, if the round needs no more; None for other rounds."""
         state, holds_all = self._state, not (self._held or self._undecided or self._folded or self._summed)
-        if not (self._settings.steps_by_mean and holds_all and self._count_plain() and state.may_step_at_once):
+        if not (self._settings.steps_by_mean and holds_all and self._count_plain()):
+            return None
+        if state.upload is not None or state.newcomers.population is not None:
             return None
         self._read_plain()
         if not len(batch := self._held[0]) or len(self._known) < self.attendance.policy.min_clients:

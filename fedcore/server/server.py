@@ -177,12 +177,9 @@ class Server(Represented, Unpicklable):
         """Copy a server in memory, with the open round of an asynchronous one."""
         server = super().__deepcopy__(memo)
         freeze(server._backend.snapshot.x)
-        server._reopen()
+        if server._buffer is not None:
+            server._round_lock.reopen(server._buffer)
         return server
-
-    def _reopen(self) -> None:
-        if self._buffer is not None:
-            self._round_lock.reopen(self._buffer)
 
     def _start(self, backend: Any, place: tuple[Any, ...], callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend
@@ -901,8 +898,7 @@ class Server(Represented, Unpicklable):
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
         listed = list(updates) if isinstance(updates, list | tuple) else None
         batch_size = self.settings.batch_size if listed is None else len(listed) + 1
-        opening = partial(self._open, batch_size, may_hold=listed is not None)
-        with span("round", self._backend), opening() as opened:
+        with span("round", self._backend), self._open(batch_size, may_hold=listed is not None) as opened:
             for some in kept_batches(updates, batch_size) if listed is None else [listed]:
                 opened.add_batch(some)
             return opened.finish()
@@ -934,8 +930,8 @@ class Server(Represented, Unpicklable):
         expected: Iterable[ClientId] | None = None,
         kind: type[Round] = Round,
     ) -> Round:
-        options: dict[str, Any] = {"batch_size": batch_size, "may_hold": may_hold, "callbacks": self.callbacks}
-        make = partial(kind, self._backend, attendance=self._attendance(expected), **options)
+        options: dict[str, Any] = {"attendance": self._attendance(expected), "callbacks": self.callbacks}
+        make = partial(kind, self._backend, batch_size=batch_size, may_hold=may_hold, **options)
         opened = self._round_lock.open(self.round_number, make)
         try:
             self._start_round(opened, newcomers)

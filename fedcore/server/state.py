@@ -716,11 +716,6 @@ class State:
                         f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
 
-    @property
-    def may_step_at_once(self) -> bool:
-        """Whether ``step_by_mean`` may take the step of a round in this place: here, without newcomers."""
-        return self.upload is None and self.newcomers.population is None
-
     def step_by_mean(self, batch: UpdateBatch) -> tuple[PreparedStep, Diagnostics] | None:
         """Return the step along the mean of a weighed cohort, with ``Settings.steps_by_mean``, as ``prepare`` does.
 

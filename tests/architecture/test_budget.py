@@ -22,14 +22,14 @@ BUDGET = {
     "fedcore/adapters": 2_859,
     "fedcore/algorithms": 1_292,
     "fedcore/cli": 1_636,
-    "fedcore/cluster": 2_278,
+    "fedcore/cluster": 2_276,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_521,
-    "fedcore/server": 7_269,
+    "fedcore/model": 2_520,
+    "fedcore/server": 7_263,
     "fedcore/sim": 7_862,
     "fedcore/secure": 1_069,
     "fedcore/testing": 1_055,
-    "fedcore/rules": 784,
+    "fedcore/rules": 782,
     "fedcore/store": 3_939,
 }
 
