@@ -733,6 +733,14 @@ def copy_into(vector: Any, source: Any) -> None:
         vector[...] = source
 
 
+def into(vector: Any, out: Any) -> Any:
+    """Return ``out`` with a copy of a vector; the vector if ``out`` is None."""
+    if out is None:
+        return vector
+    copy_into(out, vector)
+    return out
+
+
 def set_to_zero(vector: Any) -> None:
     """Set every number of a vector to zero."""
     if is_device_array(vector):

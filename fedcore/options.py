@@ -727,22 +727,17 @@ def _with_history(description: Any, rounds: int | None) -> Any:
     return description
 
 
-def checked_objects(
-    algorithm: Algorithm | str | None,
-    lr: float | Rate | None,
-    server_lr: float | Rate | None,
-    optimizer: Optimizer | str | None,
-    aggregation: Any,
-) -> dict[str, Any]:
-    """Return the objects that the caller of ``Server.load`` passes, checked before the folder is read."""
+def checked_objects(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects among the arguments of ``Server.load``, checked before the folder is read."""
+    algorithm = given["algorithm"]
     algorithm = algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm
     if algorithm is not None:
         check_table(algorithm)
-    rates = {"lr": lr, "server_lr": server_lr}
-    checked = {what: None if rate is None else as_rate(rate) for what, rate in rates.items()}
+    checked: dict[str, Any] = {what: None if given[what] is None else as_rate(given[what]) for what in RATES}
     require_float32(checked["lr"])
-    chain = None if aggregation is None else Chain.of(aggregation)
-    return {"algorithm": algorithm, **checked, "optimizer": optimizers.as_optimizer(optimizer), "aggregation": chain}
+    checked["optimizer"] = optimizers.as_optimizer(given["optimizer"])
+    chain = None if given["aggregation"] is None else Chain.of(given["aggregation"])
+    return {"algorithm": algorithm, **checked, "aggregation": chain}
 
 
 def require_float32(lr: Rate | None) -> None:
@@ -826,15 +821,9 @@ def _options(value: Any) -> tuple[dict[str, Any], bool]:
     options = {}
     for parameter in parameters:
         with suppress(AttributeError, TypeError, ValueError):
-            options[parameter.name] = json.loads(json.dumps(getattr(value, parameter.name), default=_number))
+            options[parameter.name] = json.loads(json.dumps(getattr(value, parameter.name), default=_plain))
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return options, all(parameter.name in options and parameter.kind in by_name for parameter in parameters)
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError
 
 
 def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:

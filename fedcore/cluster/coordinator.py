@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from fedcore import kernels
-from fedcore.arrays import F32, copy_into
+from fedcore.arrays import F32, into
 from fedcore.cluster.manifest import ShardInfo
 from fedcore.cluster.placement import Answer, Lost, Placement, Referring, ShardLostError
 from fedcore.cluster.shard import AbandonedError, Question, Raised, Returned, ShardState
@@ -523,11 +523,7 @@ class GatheredVectors:
 
     def offset(self, client: ClientId, out: Any) -> Any:
         """See ``SentVectors``."""
-        offset = self._gather(self._sent.offset(client))
-        if out is None:
-            return offset
-        copy_into(out, offset)
-        return out
+        return into(self._gather(self._sent.offset(client)), out)
 
     def on_host(self) -> Self:
         """Return this object, since shards are on CPUs; see ``SentVectors``."""

@@ -15,7 +15,16 @@ from uuid import uuid4
 import numpy as np
 
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
-from fedcore.files import NAMED, is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
+from fedcore.files import (
+    NAMED,
+    closed_on_error,
+    is_own_folder,
+    part_of,
+    read_bytes,
+    require_own_file,
+    require_same,
+    write_text,
+)
 from fedcore.model import Layout, Slice
 from fedcore.server.folder import JOURNAL, checkpoint_errors, group_folders, open_part, server_state
 from fedcore.server.requests import concatenate
@@ -154,12 +163,9 @@ class ShardInfo:
         assert self.folder is not None
         found = self.require_inside()
         rows = ClientStore.open(self.folder, readonly=readonly, durability=durability, keep_previous=not readonly)
-        try:
+        with closed_on_error(rows):
             require_same(Path(self.folder), found, os.lstat(self.folder))
             self.require(rows.state)
-        except BaseException:
-            rows.close()
-            raise
         return rows
 
     def open_all(self, *, readonly: bool = False, durability: Durability = "round") -> list[ClientStore]:

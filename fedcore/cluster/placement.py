@@ -40,31 +40,24 @@ class Placement(Protocol):
     @property
     def waiting(self) -> Collection[int]:
         """The numbers of the shards that have not answered yet."""
-        ...
 
     def make(self, shards: Sequence[ShardInfo]) -> None:
         """Create the shards, and replace the present ones. An exception may interrupt this at any point."""
-        ...
 
     def begin(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """Start to call a method on each ``Shard``."""
-        ...
 
     def answer(self, answers: Mapping[int, Any]) -> None:
         """Answer the questions of shards, by number."""
-        ...
 
     def wait(self, seconds: float) -> dict[int, Answer]:
         """Wait up to ``seconds`` until a shard asks a question or ends its call; return the answers so far."""
-        ...
 
     def put(self, vector: Any) -> Any:
         """Prepare a vector for a shard; return the argument for the call."""
-        ...
 
     def drop(self) -> None:
         """End all shards, even within a call. Their locks are released now or soon."""
-        ...
 
 
 class Referring(Placement, Protocol):
@@ -72,11 +65,9 @@ class Referring(Placement, Protocol):
 
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
         """Call a method without questions on each ``Shard``; return references to the results."""
-        ...
 
     def read(self, references: Sequence[Any]) -> None:
         """Start to read the results that the references name."""
-        ...
 
 
 class LocalThreads:

@@ -113,7 +113,10 @@ def reshard(
         held = own.locked(home) if to is None else own.prepared(home, named)
         with held, disk.explained("resharding", home):
             clean_up(home, own.delete_shards, named=named)
-            _require_free(infos)
+            for info in infos:
+                folder = Path(info.folder or "")
+                if folder.exists() and (not folder.is_dir() or os.listdir(folder)):
+                    raise StoreError(f"{folder}: is a file, or not empty; give a new or empty folder")
             own.write_intent(home, new=manifest, old=found[1] if found and to is None else None)
             try:
                 old.write(infos, ranges, progress)
@@ -131,13 +134,6 @@ def reshard(
             opened.close()
             clean_up(home, own.delete_shards, named=named)
     return home / NAME
-
-
-def _require_free(infos: Sequence[ShardInfo]) -> None:
-    for info in infos:
-        assert info.folder is not None
-        if os.path.exists(info.folder) and (not os.path.isdir(info.folder) or os.listdir(info.folder)):
-            raise StoreError(f"{info.folder}: is a file, or not empty; give a new or empty folder")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fedcore import kernels, runtime
-from fedcore.arrays import F32, F64, Bools, copied, freeze, ieee, zeros
+from fedcore.arrays import F32, F64, Bools, copied, ieee, zeros
 from fedcore.cluster.manifest import BLOCK, ShardInfo, delete_shard, shard_in
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, LockedError, StoreError
 from fedcore.files import is_own_folder
@@ -27,13 +27,12 @@ from fedcore.model import Layout
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions_of
-from fedcore.server.groups import GroupedState, Reducers, first_groups, resumed_groups
-from fedcore.server.opening import first_of, first_state, require_clients, resumed_state
-from fedcore.server.report import Diagnostics
+from fedcore.server.groups import GroupedState, Reducers
+from fedcore.server.opening import Asked, first_state, resumed_state
 from fedcore.server.requests import Change, Query, VectorQuery
 from fedcore.server.state import NewClients, State
-from fedcore.server.step import Population, PreparedStep, Sizes
-from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32, require_finite
+from fedcore.server.step import Population
+from fedcore.server.update import Kind, as_vector, bytes_of, digest_of, in_float32
 from fedcore.server.validation import UpdateReader
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.folder import remove, require_copy
@@ -182,13 +181,6 @@ class ShardState(NamedTuple):
     transactions: int
 
 
-class Finished(NamedTuple):
-    """The step of a round without vectors, and its diagnostics."""
-
-    prepared: PreparedStep
-    found: Diagnostics
-
-
 @dataclass
 class ShardRound:
     """The part of an open round in a shard.
@@ -232,7 +224,7 @@ class Shard:
 
     def make(
         self,
-        clients: int | list[ClientId] | Sizes,
+        clients: Asked,
         storage: Storage,
         is_new: bool,
         settings: Settings,
@@ -246,27 +238,18 @@ class Shard:
         self.info.require_inside()
         layout, folder = settings.layout, self.info.folder
         x = x if is_new and not layout.groups else self._flat(x, layout, has_buffers=True)
-        sizes = clients if isinstance(clients, Mapping) else None
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = replace(storage, path=folder, keep_previous=True)
-        if layout.groups:
-            of_groups = ShardGroups, self._reducers(layout)
-            settings = replace(settings, started_nonnegative=())  # each group has its own
-            self._state = first_groups(settings, x, counters, clients, sizes, storage, *of_groups)
-        else:
-            require_finite(x, layout)
-            freeze(x)
-            rows = ClientStore(clients, layout.n_parameters, codec=storage.codec)  # type: ignore[arg-type]  # it checks the name
-            require_clients(rows, clients)
-            self._state = first_state(first_of(settings, x, counters, sizes, rows), storage, self._reducer)
-            self._state.sign_by(storage.audit_key)
+        of_shard = None, ShardGroups, self._reducers(layout)
+        self._state = first_state(settings, x, counters, clients, storage, *of_shard)
         self._stores = [state.store for state in self._state.states]
 
     def _reducers(self, layout: Layout) -> Reducers:
-        """Return the reducers of the groups, and that of what they share."""
+        """Return the reducer of the shard; with groups of tensors, also those of the groups."""
         place, reducers = self.info.to_state(), dict[str | None, Reducer]({None: self._reducer})
-        self._reducer.sent = lambda vector: {name: layout.cut(vector, name) for name in self.info.present}
+        if layout.groups:
+            self._reducer.sent = lambda vector: {name: layout.cut(vector, name) for name in self.info.present}
         for name, piece in self.info.groups.items():
             own = ClusterReducer(self.thread, first=piece.start, has_buffers=self.info.has_buffers, place=place)
             own.is_present, reducers[name] = name in self.info.present, own
@@ -302,21 +285,17 @@ class Shard:
         """Continue from the folder's last transaction or the one before; return the saved settings."""
         for store in self._stores:
             go_back(store, transaction)
-        folder, rows = self.info.folder, self._stores[0]
-        assert folder is not None
+        folder = self.info.folder or "store"
 
         def read(store: ClientStore) -> tuple[dict[str, Any], Settings]:
             saved = self.info.require(store.state)
             return saved, Settings.from_state(saved["settings"], given)
 
         with checkpoint_errors(folder):
-            saved, settings = read(rows)
-            if settings.layout.groups:
-                self._state, _ = resumed_groups(self._stores, read, ShardGroups, self._reducers(settings.layout))
-            else:
-                self._state = resumed_state(rows, saved, settings, self._reducer)
+            reducers = self._reducers(read(self._stores[0])[1].layout)
+            self._state, saved = resumed_state(self._stores, read, ShardGroups, reducers)
         self._state.sign_by(given.get("audit_key"))
-        return {**saved["settings"], "codec": self._stores[-1].codec}
+        return {**saved, "codec": self._stores[-1].codec}
 
     def read(self, query: Query) -> Any:
         """Return the answer to a query; of a vector, with groups, a part for each."""
@@ -340,32 +319,29 @@ class Shard:
         self._round = ShardRound(sums, self._state.reader(self._state.settings, self._state))
         return self._state.newcomers.population
 
+    def valid(self, name: str, *arguments: Any) -> Any:
+        """Return the result of one of the next three methods, which check parts of updates, or its error as text."""
+        try:
+            return getattr(self, name)(*arguments)
+        except FedcoreError as error:
+            return rejection_reason(error)
+
     def check_slice(self, name: str, has_buffers: bool, returns: bool, digest: str | None, vector: Any) -> Any:
         """Return the bytes of a slice, and with ``returns`` the slice as float32.
 
-        If it is invalid or does not match the client's digest, return the error.
+        Raise an error if it is invalid or does not match the client's digest.
         """
-        try:
-            read = self._read(name, has_buffers, digest, vector)
-            return bytes_of(read), in_float32(read) if returns else None
-        except FedcoreError as error:
-            return rejection_reason(error)
+        read = self._read(name, has_buffers, digest, vector)
+        return bytes_of(read), in_float32(read) if returns else None
 
-    def check_buffers(self, kind: Kind, started: int, vector: Any) -> str | None:
-        """Return the error if a slice makes a float buffer negative that must not be."""
-        try:
-            self._opened.reader.check_buffers(self._update(kind, True, vector), kind, started)
-        except FedcoreError as error:
-            return rejection_reason(error)
-        return None
+    def check_buffers(self, kind: Kind, started: int, vector: Any) -> None:
+        """Raise an error if a slice makes a float buffer negative that must not be."""
+        self._opened.reader.check_buffers(self._update(kind, True, vector), kind, started)
 
     def of_groups(self, name: str, *arguments: Any) -> Any:
-        """Return what the reader of partial updates, their sums or the groups return, or the error."""
+        """Return what the reader of partial updates, their sums or the groups return."""
         has: Any = next(one for one in (self._opened.reader, self._opened.sums, self._state) if hasattr(one, name))
-        try:
-            return getattr(has, name)(*arguments)
-        except FedcoreError as error:
-            return rejection_reason(error)
+        return getattr(has, name)(*arguments)
 
     def first_not_finite(self, has_buffers: bool, vector: Any) -> str | None:
         """Return the name of the first tensor with a NaN or infinity in a slice, or None."""
@@ -449,41 +425,34 @@ class Shard:
         return sums[0], sums[1]
 
     def _keep(self, batch: UpdateBatch, squares: F64) -> None:
-        opened, settings = self._opened, self._state.settings
-        opened.tried = UpdateBatch()
+        self._opened.tried = UpdateBatch()
         if len(batch):
-            discounts = batch.discounts(settings.policy, self._state.round_number)
-            batch.count(squares, discounts=discounts, keep=settings.rules.robust is not None)
-            opened.folded.append(batch)
+            batch.count(squares, self._state.settings, self._state.round_number)
+            self._opened.folded.append(batch)
 
     @ieee
-    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any], has_noise: bool) -> Finished:
-        """Take the step; ``norms`` are those of accepted updates, for the rules, and ``rejected`` is for the audit.
+    def finish(self, norms: Mapping[str, Any], rejected: Sequence[Any], has_noise: bool) -> Any:
+        """Take the step; return it without vectors, and its diagnostics.
 
-        ``has_noise``: whether the clients of a private round added the noise.
+        ``norms`` are those of accepted updates, for the rules. ``rejected`` is for the audit. ``has_noise``: whether
+        the clients of a private round added the noise.
         """
         opened = self._opened
         state, rules, now = self._state, self._state.settings.rules, self._state.snapshot
-        batch = UpdateBatch.joined(opened.folded)
-        if state.settings.sorts_updates:
-            batch = batch.ordered(state.registry.numbers(batch.clients))
+        batch = UpdateBatch.cohort(opened.folded, state.settings, state.registry)
         result = opened.sums.total(batch, rules, now.ledger, now.center, has_noise=has_noise)
         batch.drop()
         prepared, found = state.take_step(opened, result, batch, norms, rejected)
         self._round = None  # if the step fails, ``abort`` discards what the round has staged
         none: Any = None
         after = state.snapshot.shared()
-        return Finished(prepared._replace(before=none, result=none, cohort=none, step=None, after=after), found)
+        return prepared._replace(before=none, result=none, cohort=none, step=None, after=after), found
 
     def abort(self) -> None:
         """Abort the round, if one is open."""
         if self._round is not None:
             self._round = None
             self._state.abandon()
-
-    def buffers_square(self) -> float:
-        """See ``State``."""
-        return self._state.buffers_square()
 
     def apply(self, change: Change, digests: Sequence[str | None], *vectors: Any) -> None:
         """Make a change with slices of its vectors, which must have these digests; discard an unfinished round."""
@@ -526,10 +495,3 @@ class Shard:
         while self._stores:
             self._stores[-1].close()  # if this fails, a later call closes it
             self._stores.pop()
-
-
-def settings_of_shard(settings: Settings, layout: Any) -> Settings:
-    """Return the server's settings with a shard's layout."""
-    names = set(layout.names)
-    own = tuple(name for name in settings.started_nonnegative if name in names)
-    return replace(settings, layout=layout, started_nonnegative=own)

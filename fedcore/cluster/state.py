@@ -5,7 +5,7 @@ weighs and decides on updates once. The shards fold their slices, and take the s
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,9 +20,8 @@ from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
 from fedcore.cluster.placement import LocalThreads
-from fedcore.cluster.shard import Finished, settings_of_shard
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, StoreError
-from fedcore.files import resolve_own_links
+from fedcore.files import closed_on_error, resolve_own_links
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import DESCRIBED, Compute, Settings, Storage
@@ -31,11 +30,11 @@ from fedcore.server.aggregation import Lengths, UpdateBatch
 from fedcore.server.broadcast import SentVectors
 from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.groups import read_tensors, sent_groups, vector_of
-from fedcore.server.opening import require_audit, require_named_rates, require_saved
+from fedcore.server.opening import Asked, require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, VectorQuery
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
-from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot
+from fedcore.server.step import Population, PreparedStep, Snapshot
 from fedcore.server.update import (
     Kind,
     SentSlices,
@@ -45,7 +44,7 @@ from fedcore.server.update import (
     as_vector,
     read_vector,
 )
-from fedcore.server.validation import UpdateReader, never_negative, read_control
+from fedcore.server.validation import ReadUpdate, UpdateReader, read_control
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute
 
@@ -114,12 +113,12 @@ class SliceReader(UpdateReader):
 class GroupSliceReader(SliceReader):
     """Reads updates that may lack groups of tensors; see ``GroupReader``. The shards know the clients of each group."""
 
-    def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
+    def read(self, update: Update, client: ClientId) -> ReadUpdate:
         """See ``GroupReader``."""
-        batch, fixed = super().read(update, client)
+        found = super().read(update, client)
         if self._settings.algorithm.counts_absent:
-            self._of_groups("require_groups", client, batch.vectors[0])
-        return batch, fixed
+            self._of_groups("require_groups", client, found[0].vectors[0])
+        return found
 
     def last_start(self, client: ClientId, y: SlicedVector) -> int:
         """See ``GroupReader``."""
@@ -252,20 +251,21 @@ class ShardedState(State):
             self._registry_at = self.coordinator.openings
         return registry
 
-    def learn_clients(self, clients: Iterable[ClientId]) -> None:
+    def learn_clients(self, clients: Sequence[ClientId]) -> None:
         """Update the registry after a change that may have added or removed these clients.
 
         If a shard is lost, raise no error, since the change has happened. The whole registry is then read on its next
         use.
         """
+        if not clients:
+            return
         known, self._registry = self._registry, None
         if known is None or self._registry_at != self.coordinator.openings:
             return
         with suppress(FedcoreError):
-            listed = list(clients)
-            numbers: list[int | None] = self._first("client_numbers", listed)
-            freed = {known.number(client): None for client in listed if client in known}
-            known.reassign(freed | {n: client for n, client in zip(numbers, listed, strict=True) if n is not None})
+            numbers: list[int | None] = self._first("client_numbers", clients)
+            freed = {known.number(client): None for client in clients if client in known}
+            known.reassign(freed | {n: client for n, client in zip(numbers, clients, strict=True) if n is not None})
             self._registry = known
 
     @property
@@ -322,7 +322,7 @@ class ShardedState(State):
 
     def valid(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the results of a check; each shard returns an error as text, or a result."""
-        results = self.coordinator.call(name, *shared, each=each)
+        results = self.coordinator.call("valid", name, *shared, each=each)
         for result in reversed(results):  # the last shard has the buffers
             if isinstance(result, str):
                 raise ArrayError(result)
@@ -343,7 +343,7 @@ class ShardedState(State):
             given = dict(newcomers) if isinstance(newcomers, Mapping) else self._joining
             self._joined = self._first("begin_round", given)
             self._round_of = self.coordinator.openings
-            self._learn_joining()
+            self.learn_clients(self._joining)
         except BaseException:
             self._round_of = self.coordinator.openings  # the shards may have begun
             self.abandon()
@@ -360,12 +360,12 @@ class ShardedState(State):
     ) -> tuple[PreparedStep, Diagnostics]:
         """See ``State``. Each shard takes the step of its range."""
         before, opening = self.snapshot, self.coordinator.openings
-        finished: Finished = self.coordinator.change("finish", norms, rejected, result, rounds=1)
+        prepared, found = self.coordinator.change("finish", norms, rejected, result, rounds=1)
         opened.is_open = False
         if opening == self.coordinator.openings:  # otherwise the result may not be of the first shard
-            self._marked = (opening, self.coordinator.state), finished.prepared.after
+            self._marked = (opening, self.coordinator.state), prepared.after
         self._end_round()
-        return finished.prepared._replace(before=before), finished.found
+        return prepared._replace(before=before), found
 
     def buffers_square(self) -> float:
         """See ``State``."""
@@ -390,13 +390,8 @@ class ShardedState(State):
 
     def _end_round(self) -> None:
         self._round_of = self._joined = None
-        self._learn_joining()
+        self.learn_clients(self._joining)
         self._joining = []
-
-    def _learn_joining(self) -> None:
-        if self._joining:
-            with suppress(FedcoreError):
-                self.learn_clients(self._joining)
 
     # Changes and queries between rounds.
 
@@ -419,8 +414,7 @@ class ShardedState(State):
         try:
             self.coordinator.change("apply", replace(change, vectors=dict.fromkeys(change.vectors)), each=each)
         finally:
-            if change.clients:
-                self.learn_clients(change.clients)
+            self.learn_clients(change.clients)
             if self.transactions == due:
                 self.settings = changed
                 self.coordinator.given = {**self.coordinator.given, "aggregation": changed.rules}
@@ -528,28 +522,17 @@ class ShardedState(State):
         self.coordinator.drop()
 
 
-def new_state(
-    model: Any,
-    settings: Settings,
-    clients: int | Iterable[ClientId] | None,
-    sizes: Sizes | None,
-    storage: Storage,
-    compute: Compute,
-) -> ShardedState:
+def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, compute: Compute) -> ShardedState:
     """Return the state of a new server in shards. For arguments see ``Server``."""
     layout = settings.layout
-    if clients is None:
-        raise RangeError("clients: must be given, as a count or the ids")
     ranges = ranges_of(layout, compute.shards or 1)
     x, is_new = _flat(model, layout)
-    settings = replace(settings, started_nonnegative=never_negative(layout, x))
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
     with nullcontext(uuid4().hex) if home is None else folders.prepared(home, storage.folders or ()) as cluster:
         manifest = Manifest(cluster, layout, ranges, named)
         if home is not None:
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
-        listed = clients if isinstance(clients, int) else list(clients)
         again = {what: getattr(settings, what) for what in DESCRIBED}
         again |= {"aggregation": settings.rules, "audit_key": (key := storage.audit_key)}
         placement = LocalThreads() if compute.executor is None else compute.executor
@@ -559,31 +542,23 @@ def new_state(
         coordinator = Coordinator(placement, infos, durability, again, check, manifest.joined)
         state = ShardedState(settings, manifest, home, coordinator)
         counters = layout.read_counters(model)
-        each = [
-            (
-                settings_of_shard(settings, cut(layout, span, counters=k == 0)),
-                part,
-                counters if k == 0 else {},
-            )
-            for k, (span, part) in enumerate(zip(ranges, manifest.slices(x), strict=True))
-        ]
+        own = [replace(settings, layout=cut(layout, span, counters=k == 0)) for k, span in enumerate(ranges)]
+        of_first = [counters, *[{}] * (len(ranges) - 1)]
+        each = [*zip(own, manifest.slices(x), of_first, strict=True)]
         try:
-            own = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
-            state.coordinator.make(listed if sizes is None else sizes, own, is_new, each=each)
+            place = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
+            state.coordinator.make(clients, place, is_new, each=each)
         except BaseException:
             if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
                 (home / folders.INTENT).unlink()
             raise
-        try:
+        with closed_on_error(state):
             if home is not None:
                 if storage.journal:  # before the manifest, so that a load finds it
                     Journal(home / JOURNAL, settings).close()
                 manifest.write(home / NAME)
                 (home / folders.INTENT).unlink()
             _ = state.registry  # read now
-        except BaseException:
-            state.close()
-            raise
         return state
 
 

@@ -216,7 +216,8 @@ class Layout(Represented):
             try:
                 form = policy.form(name, leaf)
             except ArrayError as error:  # a checkpoint with other entries beside the model
-                models = [key for key in ("state_dict", "model_state_dict", "model") if _is_mapping_in(x, key)]
+                keys = ("state_dict", "model_state_dict", "model") if isinstance(x, Mapping) else ()
+                models = [key for key in keys if isinstance(x.get(key), Mapping)]
                 raise ArrayError(f"{error}; pass the entry {models[0]!r}") if models else error from None
             kind = form.kind
             if form.is_averaged:
@@ -693,8 +694,3 @@ def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
     ]
     differences = f"{len(actual)}; {'; '.join(parts)}"[:320]
     return f"expected {len(expected)} tensor{'s' * (len(expected) != 1)} by name, got {differences}{hint}"
-
-
-def _is_mapping_in(x: Any, key: str) -> bool:
-    """Whether ``x`` is a mapping with a mapping under this key."""
-    return isinstance(x, Mapping) and isinstance(x.get(key), Mapping)

@@ -48,7 +48,8 @@ def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
     dp = _accounting()
     accountant = dp.pld.PLDAccountant()
     for rounds, rate, noise in entries:
-        accountant.compose(_event(dp, noise, rate), rounds)
+        gaussian = dp.GaussianDpEvent(noise)
+        accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian), rounds)
     return float(accountant.get_epsilon(delta)) if entries else 0.0
 
 
@@ -92,11 +93,6 @@ def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -
         else:
             high, below, moved = middle, found, 1 / 1.0004
     return high
-
-
-def _event(dp: Any, noise: float, rate: float) -> Any:
-    gaussian = dp.GaussianDpEvent(noise)
-    return gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian)
 
 
 @dataclass(frozen=True)

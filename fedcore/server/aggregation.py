@@ -23,7 +23,7 @@ from fedcore.rules.private import Ledger
 from fedcore.server.update import digest_of_numbers
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
-from fedcore.store.registry import ClientId
+from fedcore.store.registry import ClientId, Registry
 
 Counters = dict[str, npt.NDArray[np.integer[Any]]]
 """Integer buffers of a model by name, such as BatchNorm's batch counts."""
@@ -80,6 +80,12 @@ class UpdateBatch:
             return parts[0]
         return _by_column(parts, _joined) if parts else cls()
 
+    @classmethod
+    def cohort(cls, parts: Sequence["UpdateBatch"], settings: Settings, registry: Registry) -> "UpdateBatch":
+        """Return the updates of several batches, in the order in which a round with these settings sums them."""
+        batch = cls.joined(parts)
+        return batch.ordered(registry.numbers(batch.clients)) if settings.sorts_updates else batch
+
     def __len__(self) -> int:
         return len(self.clients)
 
@@ -112,13 +118,15 @@ class UpdateBatch:
         """Return s(tau) of the updates in a round, float64[k]; None if the policy has no discount."""
         return policy.discounts(round - self.starts) if policy.discount else None
 
-    def count(self, squares: F64, *, discounts: F64 | None = None, keep: bool = False) -> None:
-        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before discounts; drop their vectors unless
-        ``keep``, and second vectors."""
-        if discounts is not None:
+    def count(self, squares: F64, settings: Settings | None = None, round: int = 0) -> None:
+        """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before the discounts of these settings.
+
+        Drop second vectors, and the vectors, unless a robust rule needs them until the step.
+        """
+        if settings is not None and (discounts := self.discounts(settings.policy, round)) is not None:
             self.factors, squares = self.factors * discounts, squares * discounts**2
         self.squares = squares
-        if keep:
+        if settings is not None and settings.rules.robust is not None:
             self.controls = [None] * len(self)
         else:
             self.drop()

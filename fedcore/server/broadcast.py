@@ -10,7 +10,7 @@ import numpy as np
 from fedcore.algorithms import MEAN_GRADIENT, is_computed_locally
 from fedcore.algorithms.local_rules import LocalRule, Sgd, read, written
 from fedcore.algorithms.rates import rate_at, rate_of_steps
-from fedcore.arrays import F32, copy_into, freeze, to_host
+from fedcore.arrays import F32, freeze, into, to_host
 from fedcore.errors import ArrayError, ConfigError, RangeError
 from fedcore.options import Settings
 from fedcore.runtime import Unpicklable
@@ -231,11 +231,7 @@ class WholeVectors:
             return self
 
         def offset(client: ClientId, out: Any) -> Any:
-            made = to_host(self.make(client, None))
-            if out is None:
-                return made
-            copy_into(out, made)
-            return out
+            return into(to_host(self.make(client, None)), out)
 
         own = self.starts
         starts = None if own is None else lambda client: to_host(own(client))

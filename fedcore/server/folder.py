@@ -19,7 +19,7 @@ from fedcore.algorithms import REGISTRY
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import CPU, F32, F64, NARROW, Library, copied, device_named, ieee, spans
 from fedcore.errors import CheckpointError, CorruptionError, DeviceError, FedcoreError, StoreError
-from fedcore.files import part_of, require_same
+from fedcore.files import closed_on_error, part_of, require_same
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
@@ -633,11 +633,8 @@ def open_part(path: Path, **options: Any) -> ClientStore:
     """
     found = part_of(path)
     store = ClientStore.open(path, **options)
-    try:
+    with closed_on_error(store):
         require_same(path, found, os.lstat(path))
-    except BaseException:
-        store.close()
-        raise
     return store
 
 
@@ -666,8 +663,6 @@ def journal_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Raise CorruptionError, with the journal's path, for any error from malformed values in a journal."""
     try:
         yield
-    except StoreError:
-        raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CorruptionError(

@@ -4,41 +4,26 @@ A group computes like a server of its tensors, in which a client that did not se
 has all clients. A client's row in it is the set of groups of its first update, if the method counts absent clients.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedcore.arrays import CPU, F32, F64, BufferPool, Floats, copied, copy_into, core, empty, freeze, view_of
-from fedcore.errors import CheckpointError, RangeError
-from fedcore.files import part_of, require_same
+from fedcore.arrays import CPU, F32, F64, BufferPool, Floats, copied, core, empty, freeze, into, view_of
+from fedcore.errors import RangeError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
-from fedcore.options import Compute, Settings, Storage
+from fedcore.options import Settings
 from fedcore.rules import Chain
 from fedcore.rules.private import Ledger
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
-from fedcore.server.folder import agree, checkpoint_errors, group_folders, server_state
-from fedcore.server.opening import (
-    First,
-    device_of_state,
-    first_of,
-    first_stores,
-    in_files,
-    new_rows,
-    require_clients,
-    resumed_state,
-    saved_rows,
-)
 from fedcore.server.partial import cut_sum
-from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of, staleness
+from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of
 from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery, X
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State, Upload
-from fedcore.server.step import Population, PreparedStep, Sizes, Snapshot, vectors_of
+from fedcore.server.step import PreparedStep, Snapshot
 from fedcore.server.update import (
     Kind,
     Update,
@@ -46,14 +31,10 @@ from fedcore.server.update import (
     in_float32,
     joined_float32,
     raises_fedcore_errors,
-    require_finite,
 )
-from fedcore.server.validation import UpdateReader, Weighing, never_negative
+from fedcore.server.validation import ReadUpdate, UpdateReader, Weighing
 from fedcore.store import ClientStore
-from fedcore.store.files.inventory import GROUPS
-from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
-from fedcore.validation import absolute
 
 NOTHING: F32 = np.empty(0, np.float32)
 """The vectors of the main snapshot: the groups have the model."""
@@ -106,11 +87,11 @@ class GroupReader(UpdateReader):
         self._readers = {name: UpdateReader(group.settings, group) for name, group in state.groups.items()}
         self._own_starts: dict[str, int] = {}  # of the update that is read, by group, if the method has ``own_starts``
 
-    def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
+    def read(self, update: Update, client: ClientId) -> ReadUpdate:
         """See ``UpdateReader``; also raise if the client has left a group of the update."""
-        batch, fixed = super().read(update, client)
-        self._state.require_groups(client, self._state.sent_groups(batch.vectors[0]))
-        return batch, fixed
+        found = super().read(update, client)
+        self._state.require_groups(client, self._state.sent_groups(found[0].vectors[0]))
+        return found
 
     def plain_updates(self, *, may_hold: bool) -> None:
         """Return None: models are cut into groups one by one."""
@@ -150,25 +131,19 @@ class GroupSums:
         self._weighings = {name: Weighing(group.settings, group) for name, group in state.groups.items()}
         self._folded: dict[str, list[UpdateBatch]] = {name: [] for name in state.groups}
         self._tried: list[tuple[str, UpdateBatch, Any, Any]] = []
-        self._keeps_vectors = state.settings.rules.robust is not None
 
     def try_fold(self, batch: UpdateBatch) -> Lengths:
         """See ``Sum``; return the lengths of whole updates."""
-        parameters, buffers, controls, own = np.zeros((4, len(batch)))
-        has_offsets, has_controls, self._tried = False, self._state.settings.algorithm.second_vector is not None, []
+        has_controls, self._tried = self._state.settings.algorithm.second_vector is not None, []
+        kept = {"parameters": True, "buffers": self._state.reducer.has_buffers, "controls": has_controls}
+        columns = {of: np.zeros(len(batch)) for of, is_kept in kept.items() if is_kept}
         for name, part, at in self._parts(batch):
             lengths = self._sums[name].try_fold(part)
-            parameters[at] += lengths.parameters
-            if lengths.buffers is not None:
-                buffers[at] += lengths.buffers
-            if lengths.controls is not None:
-                controls[at] += lengths.controls
-            if lengths.own is not None:
-                own[at] += lengths.own
-                has_offsets = True
+            for of, own in lengths._asdict().items():
+                if own is not None:
+                    columns.setdefault(of, np.zeros(len(batch)))[at] += own
             self._tried.append((name, part, at, lengths.parameters))
-        columns = (buffers, self._state.reducer.has_buffers), (controls, has_controls), (own, has_offsets)
-        return Lengths(parameters, *(column if has else None for column, has in columns))
+        return Lengths(**columns)
 
     def accept(self, batch: UpdateBatch) -> None:
         """See ``Sum``."""
@@ -188,16 +163,14 @@ class GroupSums:
 
     def total(self, batch: UpdateBatch, rules: Chain, ledger: Ledger, *_: Any, **__: Any) -> Cohorts:
         """Return the sums and the accepted updates of each group; see ``Sum``. The noise is that of a whole vector."""
-        cohorts = {name: UpdateBatch.joined(parts) for name, parts in self._folded.items()}
+        of = {name: (self._folded[name], group.settings, group.registry) for name, group in self._state.groups.items()}
+        cohorts = {name: UpdateBatch.cohort(*parts) for name, parts in of.items()}
         for name, cohort in cohorts.items():
             if rules.robust is not None and len(cohort):
                 rules.require_enough(len(cohort), of=f" of the group {name!r}")
         totals: Cohorts = []
         for name, group in self._state.groups.items():
-            cohort = cohorts[name]
-            if group.settings.is_exact or (self._keeps_vectors and group.settings.policy.buffer is None):
-                cohort = cohort.ordered(group.registry.numbers(cohort.clients))
-            now, sums = group.snapshot, self._sums[name]
+            cohort, now, sums = cohorts[name], group.snapshot, self._sums[name]
             result = sums.result() if rules.private else sums.total(cohort, rules, now.ledger, now.center)
             totals.append((result, cohort))
         for _, cohort in totals:  # only now: if a rule fails, the round stays open
@@ -240,8 +213,7 @@ class GroupSums:
 
     def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
         if len(part):
-            discounts = part.discounts(self._state.settings.policy, self._state.round_number)
-            part.count(squares, discounts=discounts, keep=self._keeps_vectors)
+            part.count(squares, self._state.settings, self._state.round_number)
             self._folded[name].append(part)
 
     def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:
@@ -347,7 +319,7 @@ class GroupedState(State):
                 step = step._replace(after=step.after._replace(idle=step.after.idle + 1))
             offset = group.shared_offset()
             found = Diagnosis(group.settings, group.store, step, cohort, offset, group.reducer).measure()
-            reports[name] = report_of(group.settings, step, cohort, found, staleness(step), (), 0.0, 0, UNASKED)
+            reports[name] = report_of(group.settings, step, cohort, found, (), 0.0, 0, UNASKED)
             self._steps.append(step)
             for client in cohort.clients if fixed else ():
                 sets.setdefault(client, np.zeros(len(self.groups), np.float32))[i] = 1
@@ -498,11 +470,7 @@ class GroupedState(State):
 
     def offset(self, client: ClientId | None, out: Any) -> Any:
         """See ``State``; zero for the groups that a client does not send."""
-        offset = self.read(Offset(client=None if client is None else self.registry.check(client)))
-        if out is None:
-            return offset
-        copy_into(out, offset)
-        return out
+        return into(self.read(Offset(client=None if client is None else self.registry.check(client))), out)
 
     # The stores.
 
@@ -513,146 +481,7 @@ class GroupedState(State):
         finally:
             self._refresh()
 
-    def save(self, path: Any) -> None:
-        """See ``Server.save``; the groups' copies are in the main store's folder before that is in its place."""
-
-        def parts(folder: Path) -> None:
-            for i, group in enumerate(self.groups.values()):
-                group.save(folder / GROUPS / str(i))
-
-        now = self.snapshot
-        self.store.save(path, vectors=self._vectors(now), state=self.to_state(now), parts=parts)
-
     def verify(self) -> list[str]:
         """Return the damage found, by group."""
         found = [f"group {name!r}: {line}" for name, group in self.groups.items() for line in group.verify()]
         return [*self.store.verify(), *found]
-
-    def close(self) -> None:
-        """Discard an unfinished round, and close all stores."""
-        with ExitStack() as stack:
-            for group in self.groups.values():
-                stack.callback(group.close)
-            stack.callback(super().close)
-
-
-def new_state(
-    model: Any,
-    settings: Settings,
-    clients: int | Iterable[ClientId] | None,
-    sizes: Sizes | None,
-    storage: Storage,
-) -> GroupedState:
-    """Return the backend of a new server with partial updates. For arguments see ``Server``."""
-    layout = settings.layout
-    if clients is None:
-        raise RangeError("clients: missing; pass their number or their ids")
-    listed = clients if isinstance(clients, int) else list(clients)
-    folder = None if storage.path is None else absolute(storage.path).parent
-    settings = in_files(settings, storage.resident, folder)
-    x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
-    return first_groups(settings, x, counters, listed, sizes, storage)
-
-
-def first_groups(
-    settings: Settings,
-    x: F32,
-    counters: Counters,
-    clients: int | Iterable[ClientId],
-    sizes: Sizes | None,
-    storage: Storage,
-    kind: type[GroupedState] = GroupedState,
-    reducers: Reducers = NO_REDUCERS,
-) -> GroupedState:
-    """Return the first state of a server with partial updates, or of a shard of one; see ``new_state``."""
-    layout, firsts, shared = settings.layout, list[First](), reducers.get(None)
-    with ExitStack() as stack:
-        of_all = replace(storage, codec="f32", medium=None if storage.medium == "cuda" else storage.medium)
-        rows = stack.enter_context(new_rows(None, of_all, clients, len(layout.groups)))
-        require_clients(rows, clients)
-        require_finite(x, layout)
-        for name, own in layout.of_groups.items():
-            part = layout.cut(x, name)
-            freeze(part)
-            of_group = replace(settings, layout=own, audit=False, started_nonnegative=never_negative(own, part))
-            store = stack.enter_context(new_rows(None, storage, clients, own.n_parameters, settings.device))
-            firsts.append(
-                first_of(of_group, part, {piece.name: counters[piece.name] for piece in own.outside}, sizes, store)
-            )
-    population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
-    snapshot = Snapshot(NOTHING, NOTHING, NOTHING, None, (), {}, population)
-    if storage.path is not None:
-        storage = _in_folder(storage)
-    with first_stores([(settings, snapshot, rows), *firsts], storage, shared and shared.place) as (main, *stores):
-        named = zip(layout.groups, firsts, stores, strict=True)
-        groups = {name: State(own, first, store, reducers.get(name)) for name, (own, first, _), store in named}
-        state = kind(settings, snapshot, main, groups, shared)
-        state.sign_by(storage.audit_key)
-        return state
-
-
-def _in_folder(storage: Storage) -> Storage:
-    """Return the storage of a server's folder. Each store keeps its last transaction, to undo it after a crash."""
-    return replace(storage, keep_previous=True, durability=storage.durability_of_parts)
-
-
-def saved_state(
-    path: Path, given: Mapping[str, Any], storage: Storage, compute: Compute
-) -> tuple[GroupedState, dict[str, Any]]:
-    """Return the backend of a folder at its last complete transaction, and the saved settings.
-
-    For arguments and errors see ``Server.load``.
-    """
-    with ExitStack() as stack:
-        with checkpoint_errors(path):
-            if (storage.medium or server_state(path, state_of(path))["medium"]) == "mmap":
-                storage = _in_folder(storage)
-        shared = replace(storage, codec=None), replace(compute, device=CPU)
-        rows, saved, _ = stack.enter_context(saved_rows(path, *shared))
-        with checkpoint_errors(path):
-            compute = replace(compute, device=compute.device or device_of_state(saved))
-            settings = Settings.from_state(saved["settings"], given, compute)
-            settings = in_files(settings, storage.resident, path if rows.medium == "mmap" else None)
-            folders = dict(zip(settings.layout.groups, group_folders(path), strict=True))
-        found = {folder: part_of(folder) for folder in folders.values()}
-        plain = replace(storage, audit=None, audit_key=None)
-        stores = {name: stack.enter_context(saved_rows(folder, plain, compute))[0] for name, folder in folders.items()}
-        for folder, one in found.items():
-            require_same(folder, one, os.lstat(folder))
-        with checkpoint_errors(path):
-            agree([rows, *stores.values()])
-
-            def read(store: ClientStore) -> tuple[dict[str, Any], Settings]:
-                saved = server_state(store.path or path, store.state)
-                own = Settings.from_state(saved["settings"], given, compute)
-                return saved, replace(own, device=settings.device)
-
-            state, saved = resumed_groups([rows, *stores.values()], read)
-            state.sign_by(storage.audit_key)
-            return state, saved
-
-
-def resumed_groups(
-    stores: Sequence[ClientStore],
-    read: Callable[[ClientStore], tuple[dict[str, Any], Settings]],
-    kind: type[GroupedState] = GroupedState,
-    reducers: Reducers = NO_REDUCERS,
-) -> tuple[GroupedState, dict[str, Any]]:
-    """Return the state of a saved server with partial updates, or of a shard of one, and the saved settings.
-
-    ``stores`` are at one transaction, the main one first. ``read`` returns what a store has saved, and its settings.
-    For errors see ``checkpoint_errors``.
-    """
-    rows, saved, settings = stores[0], *read(stores[0])
-    groups = dict[str, State]()
-    for (name, layout), store in zip(settings.layout.of_groups.items(), stores[1:], strict=True):
-        saved_group, own = read(store)
-        if own.layout != layout:
-            raise CheckpointError(f"{store.path}: has other tensors than the group {name!r}; load a backup")
-        groups[name] = resumed_state(store, saved_group, own, reducers.get(name))
-    vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
-    snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
-    here = snapshot.round_number, snapshot.ledger
-    if any((group.round_number, group.snapshot.ledger) != here for group in groups.values()):
-        raise CheckpointError(f"{rows.path}: the groups are at different rounds; load a backup")
-    return kind(settings, snapshot, rows, groups, reducers.get(None)), saved["settings"]

@@ -10,11 +10,21 @@ from typing import Any, TypeAlias
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.arrays import CPU, F32, FileMemory, device_named, empty, freeze, on_host, to_host
 from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
+from fedcore.files import part_of, require_same
 from fedcore.model import Layout, Model
 from fedcore.options import RATES, Compute, Settings, Storage, as_policy, describe, is_same_rate
 from fedcore.rules import Chain, Rule
 from fedcore.server.aggregation import Counters, Reducer
-from fedcore.server.folder import JOURNAL, Journal, checkpoint_errors, require_plausible, server_state
+from fedcore.server.folder import (
+    JOURNAL,
+    Journal,
+    agree,
+    checkpoint_errors,
+    group_folders,
+    require_plausible,
+    server_state,
+)
+from fedcore.server.groups import NO_REDUCERS, NOTHING, GroupedState, Reducers
 from fedcore.server.requests import ChangeOptions
 from fedcore.server.round import LOGGER
 from fedcore.server.state import State
@@ -33,6 +43,8 @@ from fedcore.store.slots import RowFormat
 from fedcore.validation import absolute
 
 Aggregation: TypeAlias = str | Sequence[Rule | str] | Chain | None
+Asked: TypeAlias = int | list[ClientId] | Sizes | None
+"""The clients of a new server: their number, their ids, or n_k by id; None for those of the caller's rows."""
 MANIFEST = "cluster.json"
 
 
@@ -64,27 +76,13 @@ def ids_of(clients: Any) -> tuple[list[ClientId], Sizes | None]:
     return list(clients), dict(clients) if isinstance(clients, Mapping) else None
 
 
-def new_state(
-    model: Any,
-    settings: Settings,
-    clients: int | Iterable[ClientId] | None,
-    sizes: Sizes | None,
-    storage: Storage,
-    given: ClientStore | None,
-) -> State:
-    """Return the state of a new server in one part. For arguments see ``Server``; ``given`` are the caller's rows."""
-    layout, ids = settings.layout, None if given is not None and sizes is not None else clients
+def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, given: ClientStore | None) -> State:
+    """Return the state of a new server without shards. For arguments see ``Server``; ``given``: the caller's rows."""
+    layout = settings.layout
     folder = None if storage.path is None else absolute(storage.path).parent
-    with new_rows(given, storage, ids, layout.n_parameters, settings.device) as rows:
-        require_clients(rows, ids)
-        settings = in_files(settings, storage.resident, folder)
-        x = layout.flatten(model, empty(layout.n, device=settings.device))
-        require_finite(x, layout)
-        freeze(x)
-        settings = replace(settings, started_nonnegative=never_negative(layout, x))
-        state = first_state(first_of(settings, x, layout.read_counters(model), sizes, rows), storage)
-        state.sign_by(storage.audit_key)
-        return state
+    settings = in_files(settings, storage.resident, folder)
+    x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
+    return first_state(settings, x, counters, clients, storage, given)
 
 
 def require_one_part(path: Any, storage: Storage, compute: Compute) -> None:
@@ -100,41 +98,102 @@ def require_one_part(path: Any, storage: Storage, compute: Compute) -> None:
 
 def saved_state(
     path: str | os.PathLike[str] | ClientStore, given: Mapping[str, Any], storage: Storage, compute: Compute
-) -> tuple[State, Mapping[str, Any]]:
-    """Return the state of a server in one part as its last transaction left it, and the saved settings.
+) -> tuple[State, dict[str, Any]]:
+    """Return the state of a server without shards at its last complete transaction, and the saved settings.
 
     For arguments and errors see ``Server.load``.
     """
-    with saved_rows(path, storage, compute) as (rows, saved, device):
-        where = path.path or "store" if isinstance(path, ClientStore) else path
+    place = path if isinstance(path, ClientStore) else absolute(path)
+    where = place.path or "store" if isinstance(place, ClientStore) else place
+    of_main, folders = (storage, compute), [] if isinstance(place, ClientStore) else group_folders(place)
+    if folders and isinstance(place, Path):
+        with checkpoint_errors(place):
+            if (storage.medium or server_state(place, state_of(place))["medium"]) == "mmap":
+                storage = _of_parts(storage)
+        of_main = replace(storage, codec=None), replace(compute, device=CPU)
+    with ExitStack() as failed:
+        rows, saved = _saved_rows(place, *of_main, failed)
         with checkpoint_errors(where):
-            settings = Settings.from_state(saved["settings"], given, replace(compute, device=device))
+            compute = replace(compute, device=compute.device or device_of_state(saved))
+            settings = Settings.from_state(saved["settings"], given, compute)
         settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
+        stores, plain = [rows], replace(storage, audit=None, audit_key=None)
+        for folder in folders:
+            found = part_of(folder)
+            stores.append(_saved_rows(folder, plain, compute, failed)[0])
+            require_same(folder, found, os.lstat(folder))
+
+        def read(store: ClientStore) -> tuple[dict[str, Any], Settings]:
+            saved = server_state(store.path or where, store.state)
+            own = Settings.from_state(saved["settings"], given, compute)
+            return saved, replace(own, device=settings.device)
+
         with checkpoint_errors(where):
-            state = resumed_state(rows, saved, settings)
+            if folders:
+                agree(stores)
+            state, saved_settings = resumed_state(stores, read)
         state.sign_by(storage.audit_key)
-    return state, saved["settings"]
+        failed.pop_all()
+    return state, saved_settings
 
 
 First = tuple[Settings, Snapshot, ClientStore]
 """The settings, the first snapshot and the rows in memory of a new server, or of a group of its tensors."""
 
 
-def first_of(settings: Settings, x: F32, counters: Counters, sizes: Sizes | None, rows: ClientStore) -> First:
-    """Return a new server in memory."""
-    population = Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
-    return settings, Snapshot.first(settings, x, counters, population), rows
+def first_state(
+    settings: Settings,
+    x: F32,
+    counters: Counters,
+    clients: Asked,
+    storage: Storage,
+    given: ClientStore | None = None,
+    kind: type[GroupedState] = GroupedState,
+    reducers: Reducers = NO_REDUCERS,
+) -> State:
+    """Return the state of a new server, or of a shard of one; write its folder if it has one. See ``new_state``.
 
+    With groups of tensors the state is of this kind. ``reducers`` are those of a shard.
+    """
+    layout, firsts, shared = settings.layout, list[First](), reducers.get(None)
+    sizes = clients if isinstance(clients, Mapping) else None
+    require_finite(x, layout)
+    freeze(x)
 
-def first_state(first: First, storage: Storage, reducer: Reducer | None = None) -> State:
-    """Return the state of a new server. Write its folder if it has one."""
-    settings, snapshot, rows = first
-    with first_stores([first], storage, reducer and reducer.place) as (store,):
-        state = State(settings, snapshot, store, reducer)
-        if store is rows and rows.medium == "mmap":
-            state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed
+    def population(rows: ClientStore) -> Population:
+        return Population.of(sizes, rows.registry, needed=settings.algorithm.needs_shares)
+
+    if layout.groups:
+        of_all = replace(storage, codec="f32", medium=None if storage.medium == "cuda" else storage.medium)
+        rows = new_rows(None, of_all, clients, len(layout.groups))
+        firsts.append((settings, Snapshot(NOTHING, NOTHING, NOTHING, None, (), {}, population(rows)), rows))
+        storage = storage if storage.path is None else _of_parts(storage)
+    parts = {None: x} if not layout.groups else {name: layout.cut(x, name) for name in layout.groups}
+    for name, part in parts.items():
+        freeze(part)
+        own = layout if name is None else layout.of_groups[name]
+        audit = settings.audit and name is None
+        of_part = replace(settings, layout=own, audit=audit, started_nonnegative=never_negative(own, part))
+        rows = new_rows(given, storage, clients, own.n_parameters, settings.device)
+        outside = {piece.name: counters[piece.name] for piece in own.outside}
+        firsts.append((of_part, Snapshot.first(of_part, part, outside, population(rows)), rows))
+    with first_stores(firsts, storage, shared and shared.place) as stores:
+        last = zip(parts, firsts[-len(parts) :], stores[-len(parts) :], strict=True)
+        states = [State(own, first, store, reducers.get(name)) for name, (own, first, _), store in last]
+        state = states[0]
+        if layout.groups:
+            groups = dict(zip(layout.groups, states, strict=True))
+            state = kind(settings, firsts[0][1], stores[0], groups, shared)
+        elif state.store is rows and rows.medium == "mmap":
+            state.keep(state.snapshot, 0)  # so that a run that is killed in its first round can be resumed
             state.checkpoint()
+        state.sign_by(storage.audit_key)
         return state
+
+
+def _of_parts(storage: Storage) -> Storage:
+    """Return the storage of a folder with groups. Each store keeps its last transaction, to undo it after a crash."""
+    return replace(storage, keep_previous=True, durability=storage.durability_of_parts)
 
 
 @contextmanager
@@ -183,9 +242,35 @@ def first_stores(firsts: Sequence[First], storage: Storage, place: Any = None) -
 
 
 def resumed_state(
-    rows: ClientStore, saved: Mapping[str, Any], settings: Settings, reducer: Reducer | None = None
-) -> State:
-    """Return the state of a saved server with these settings; for errors see ``checkpoint_errors``."""
+    stores: Sequence[ClientStore],
+    read: Callable[[ClientStore], tuple[dict[str, Any], Settings]],
+    kind: type[GroupedState] = GroupedState,
+    reducers: Reducers = NO_REDUCERS,
+) -> tuple[State, dict[str, Any]]:
+    """Return the state of a saved server, or of a shard of one, and the saved settings.
+
+    ``stores`` are at one transaction; with groups of tensors, the main one is the first. ``read`` returns what a store
+    has saved, and its settings. For the others see ``first_state``, for errors ``checkpoint_errors``.
+    """
+    rows, saved, settings = stores[0], *read(stores[0])
+    if not settings.layout.groups and len(stores) == 1:
+        return _resumed_part(rows, saved, settings, reducers.get(None)), saved["settings"]
+    groups = dict[str, State]()
+    for (name, layout), store in zip(settings.layout.of_groups.items(), stores[1:], strict=True):
+        saved_group, own = read(store)
+        if own.layout != layout:
+            raise CheckpointError(f"{store.path}: has other tensors than the group {name!r}; load a backup")
+        groups[name] = _resumed_part(store, saved_group, own, reducers.get(name))
+    vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
+    snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
+    here = snapshot.round_number, snapshot.ledger
+    if any((group.round_number, group.snapshot.ledger) != here for group in groups.values()):
+        raise CheckpointError(f"{rows.path}: the groups are at different rounds; load a backup")
+    return kind(settings, snapshot, rows, groups, reducers.get(None)), saved["settings"]
+
+
+def _resumed_part(rows: ClientStore, saved: Mapping[str, Any], settings: Settings, reducer: Reducer | None) -> State:
+    """Return the state of a saved server in one part, or of a group of one."""
     if isinstance(settings.device, FileMemory):
         rows.read_into(settings.device)
     vectors = vectors_of(rows, on_host(settings.device))
@@ -204,12 +289,6 @@ def in_files(settings: Settings, resident: int | None, folder: Path | None) -> S
         return settings
     folder.mkdir(parents=True, exist_ok=True)
     return replace(settings, device=FileMemory(folder, resident))
-
-
-def require_clients(rows: ClientStore, clients: object) -> None:
-    """Raise RangeError if the number of clients is 0."""
-    if len(rows.registry) == 0 and isinstance(clients, int):
-        raise RangeError("clients=0: must be at least 1; to add clients later, pass clients=[]")
 
 
 def warn_if_frozen(model: Any, layout: Layout) -> None:
@@ -293,16 +372,13 @@ def require_named_rates(changed: Settings, options: Iterable[str]) -> None:
             raise RangeError(f"{name}={rate!r}: a sharded server needs a number or a rate of fedcore.algorithms.rates")
 
 
-@contextmanager
-def new_rows(
-    given: ClientStore | None, storage: Storage, clients: int | Iterable[ClientId] | None, n: int, device: str = CPU
-) -> Iterator[ClientStore]:
-    """Yield rows of n elements on the server's device: the caller's, or new ones in memory.
+def new_rows(given: ClientStore | None, storage: Storage, clients: Asked, n: int, device: str = CPU) -> ClientStore:
+    """Return rows of n elements on the server's device: the caller's, or new ones in memory.
 
-    ``first_state`` writes the folder of a ``storage`` with a path.
+    ``first_stores`` writes the folder of a ``storage`` with a path.
     """
     if given is not None:
-        if clients is not None:
+        if not isinstance(clients, Mapping | None):
             raise RangeError(
                 "clients: the ClientStore has clients already; leave clients= out, or map their ids to n_k"
             )
@@ -314,17 +390,16 @@ def new_rows(
             raise ShapeError(
                 f"storage: the ClientStore has rows of {given.n} elements, but the model has {n} parameters"
             )
-        yield on_device(given, device, storage.cached_rows)
-        return
+        return on_device(given, device, storage.cached_rows)
     medium = storage.medium or ("ram" if storage.path is None else "mmap")
-    if clients is None:
-        raise RangeError("clients: missing; pass their number or their ids")
     options: dict[str, Any] = {}
     if medium != "mmap" or storage.path is None:  # otherwise the rows will be in a folder
         options = {"medium": device if medium == "cuda" else medium, "path": storage.path}
         options |= {"durability": storage.durability or "round", "keep_previous": bool(storage.keep_previous)}
     made = ClientStore(clients, n, codec=storage.codec or "f32", **options)  # type: ignore[arg-type]  # it checks the name
-    yield on_device(made, device, storage.cached_rows)
+    if len(made.registry) == 0 and isinstance(clients, int):
+        raise RangeError("clients=0: must be at least 1; to add clients later, pass clients=[]")
+    return on_device(made, device, storage.cached_rows)
 
 
 def on_device(store: ClientStore, device: str, cached_rows: int | None) -> ClientStore:
@@ -339,32 +414,27 @@ def on_device(store: ClientStore, device: str, cached_rows: int | None) -> Clien
     return DeviceStore(store, device, cached_rows)
 
 
-@contextmanager
-def saved_rows(
-    path: str | os.PathLike[str] | ClientStore, storage: Storage, compute: Compute
-) -> Iterator[tuple[ClientStore, dict[str, Any], str]]:
-    """Yield the rows and the state of a server, both from one commit, and its device.
+def _saved_rows(
+    path: Path | ClientStore, storage: Storage, compute: Compute, failed: ExitStack
+) -> tuple[ClientStore, dict[str, Any]]:
+    """Return the rows and the state of a server, both from one commit.
 
-    If the block fails, the store is closed, unless the caller opened it.
+    ``failed`` gets the call that closes the rows, unless the caller opened them.
     """
     device = compute.device
     if isinstance(path, ClientStore):
         rows, where = path, path.path or "store"
         _require_options(rows, storage)
     else:
-        where = absolute(path)
-        rows, device = _opened(where, storage, device)
-    try:
-        with checkpoint_errors(where):
-            state = server_state(where, rows.state)
-            device = device_of_state(state) if device is None else device
-        require_saved("codec", rows.codec, storage.codec)
-        require_audit(state["settings"], storage)
-        yield on_device(rows, device, storage.cached_rows), state, device
-    except BaseException:
-        if rows is not path:
-            rows.close()
-        raise
+        where = path
+        rows, device = _opened(path, storage, device)
+        failed.callback(rows.close)
+    with checkpoint_errors(where):
+        state = server_state(where, rows.state)
+        device = device_of_state(state) if device is None else device
+    require_saved("codec", rows.codec, storage.codec)
+    require_audit(state["settings"], storage)
+    return on_device(rows, device, storage.cached_rows), state
 
 
 def _require_options(rows: ClientStore, storage: Storage) -> None:

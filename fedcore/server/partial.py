@@ -379,8 +379,7 @@ class PartialSums:
         received: int,
     ) -> PartialSum:
         """Return the round's sum and claims as a value."""
-        (words, changes), batch = total.words(), UpdateBatch.joined(folded)
-        batch = batch.ordered(self._state.registry.numbers(batch.clients))
+        (words, changes), batch = total.words(), UpdateBatch.cohort(folded, self._settings, self._state.registry)
         if (batch.sources == WEIGHTED).any():
             raise RangeError("weight: partial sums weight updates by the method; leave Update.weight out")
         number = self._state.snapshot.round_number

@@ -39,7 +39,6 @@ from fedcore.server.report import (
     Rejected,
     Report,
     report_of,
-    staleness,
     tell,
     warn_if_all_rejected,
     warn_if_capped,
@@ -51,7 +50,6 @@ from fedcore.server.update import (
     ALREADY,
     HELD,
     IDS,
-    KINDS,
     NO_ROUND,
     CountedIds,
     Incoming,
@@ -63,14 +61,11 @@ from fedcore.server.update import (
     immutable_copy,
 )
 from fedcore.server.validation import (
-    NO_START,
     NOT_FINITE,
     Decision,
-    SentRates,
+    ReadUpdate,
     Validator,
     Weighing,
-    check_claims,
-    check_distance,
 )
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, listed, rejection_reason
@@ -221,7 +216,6 @@ class Round(OpenRound):
     _has_examples = False  # whether an update of the round has a number of examples or a weight
     _staging: Staging | None = None  # of updates in pieces
     _journal: Journal | None = None
-    _rates: SentRates  # of a round with a journal
 
     def __init__(
         self,
@@ -231,10 +225,9 @@ class Round(OpenRound):
         may_hold: bool,
         callbacks: Sequence[Callback] = (),
         attendance: Attendance | None = None,
-        logger: logging.Logger = LOGGER,
     ) -> None:
         state.prefetch(())  # raises StoreError if the store is closed
-        super().__init__(state.round_number, callbacks, logger)
+        super().__init__(state.round_number, callbacks, LOGGER)
         settings = self._settings = state.settings
         self._state, self._batch_size, self._may_hold = state, batch_size, may_hold
         self._reader, self._weighing = state.reader(settings, state), Weighing(settings, state)
@@ -413,7 +406,6 @@ class Round(OpenRound):
         update = Update(client, *sent)
         client = self._check(update, self._clients)
         layout, algorithm = self._settings.layout, self._settings.algorithm
-        oldest = max(0, self._number - self._settings.max_staleness)
         if self._staging is None:
             pool = self._state.update_buffers if self._state.upload is None else BufferPool(layout.n)
             self._staging = Staging(pool, self._batch_size, self._state.folder)
@@ -421,9 +413,7 @@ class Round(OpenRound):
             if not self._is_copy(update, client):
                 if self._is_second(client):
                     raise RoundError(f"client {client!r}: {SECOND}")
-                if self._settings.policy.buffer is not None and round is None:
-                    raise RangeError(NO_START)
-                check_claims(update, self._settings.asked, range(oldest, self._number + 1))
+                self._reader.check_claims(update)
             self._staging.make_room(client, self._settings.limits.max_open)
         except FedcoreError as error:
             self._rejected.append((client, rejection_reason(error)))
@@ -584,31 +574,22 @@ class Round(OpenRound):
     def resume(self, journal: Journal) -> None:
         """Start with the updates of an interrupted round, and write further updates to the journal."""
         self.replay(journal)
-        self._journal, self._rates = journal, SentRates(self._settings.lr, self._settings.limits)
+        self._journal = journal
         self._keep_in_journal(self._known)
 
-    def _checked(self, update: Update) -> Update:
-        """Return an update with plain claims, and the rate that its client used; raise if one is out of range."""
-        oldest = max(0, self._number - self._settings.max_staleness)
-        update = check_claims(update, self._settings.asked, range(oldest, self._number + 1))
-        started = self._number if update.round is None else update.round
-        rate = self._rates.read(update, started)
-        check_distance(rate, update.steps, update.lr)
-        weight = None if update.weight is None else float(update.weight)
-        if update.lr is not None:
-            rate = float(update.lr)
-        elif self._settings.algorithm.mixes_models:  # whatever their rates
-            return update._replace(weight=weight)
-        return update._replace(lr=rate, weight=weight)
-
-    def _write_to_journal(self, client: ClientId, update: Update, batch: UpdateBatch) -> str | None:
+    def _write_to_journal(
+        self, client: ClientId, batch: UpdateBatch, fixed: bool, update: Update, rate: float
+    ) -> str | None:
         """Number a valid update, and write it to the journal, if any; return why it is rejected if this fails."""
         order, self._arrivals = self._arrivals, self._arrivals + 1
         if self._journal is not None:
             try:
-                checked = self._checked(update)._replace(client=client)
+                weight = None if update.weight is None else float(update.weight)
+                update = update._replace(client=client, weight=weight)
+                if update.lr is not None or not self._settings.algorithm.mixes_models:  # which takes any rates
+                    update = update._replace(lr=rate if update.lr is None else float(update.lr))
                 vector, control = map(self._reader.whole, (batch.vectors[0], batch.controls[0]))
-                self._journal.append(self._number, order, checked, vector, control, self.newcomers)
+                self._journal.append(self._number, order, update, vector, control, self.newcomers)
             except FedcoreError as error:
                 return f"journal: {error}"
         return None
@@ -689,8 +670,7 @@ class Round(OpenRound):
     def _check(self, update: Update, registry: Registry) -> ClientId:
         """Return the client's id; raise for mistakes of the caller, not of the client."""
         client = registry.check(update.client)
-        if update.kind not in KINDS:
-            raise UnknownNameError.of("kind", update.kind, KINDS)
+        update.require_kind()
         if update.weight is not None:
             if not self._settings.algorithm.weighs_claims:
                 raise RangeError(f"weight: {self._settings.algorithm} does not weight by examples; leave weight out")
@@ -718,21 +698,24 @@ class Round(OpenRound):
         [update] = updates
         before = len(self._rejected)
         with span("read", self._state):
-            client, batch, fixed, reason = self._read(update)
-        if batch is None and reason is None:
+            client, found = self._read(update)
+        if found is None:
             return [ALREADY]
-        if batch is not None:
-            reason = self._write_to_journal(client, update, batch) or self._settle_examples(batch)
-        if batch is None or reason is not None:
-            self._rejected.append((client, str(reason)))
+        if isinstance(found, str):
+            reason: str | None = found
+        else:
+            batch, fixed = found[:2]
+            reason = self._write_to_journal(client, *found) or self._settle_examples(batch)
+        if reason is not None:
+            self._rejected.append((client, reason))
             self._bytes += self._reader.bytes_of(update)
         else:
             if update.update_id is not None:
                 self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
             self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
         self._keep_in_journal(self._known)
-        if batch is None or reason is not None:
-            return [Reply("rejected", str(reason))]
+        if reason is not None:
+            return [Reply("rejected", reason)]
         return self._replies(self._keys_of(batch), [client], before)
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
@@ -757,9 +740,6 @@ class Round(OpenRound):
         self._held.append(batch)
         if not (is_safe or self._keeps_vectors):
             self._fold_held()
-        self._fold_if_full()
-
-    def _fold_if_full(self) -> None:
         if sum(map(len, self._held)) >= self._batch_size:
             self._fold_held()
 
@@ -778,28 +758,25 @@ class Round(OpenRound):
             batch.orders = np.arange(first, first + len(batch))
         return list(zip(batch.orders.tolist(), batch.clients, strict=True))
 
-    def _read(self, update: Update) -> tuple[ClientId, UpdateBatch | None, bool, str | None]:
-        """Return the client, the update, whether its memory is immutable, and the reason of a rejection.
-
-        A copy of an update that counts has neither an update nor a reason.
-        """
+    def _read(self, update: Update) -> tuple[ClientId, ReadUpdate | str | None]:
+        """Return the client, and the update, the reason of a rejection, or None for a copy of an update that counts."""
         client = self._check(update, self._clients)
         try:
             if self._is_copy(update, client):
-                return client, None, False, None
+                return client, None
         except RangeError as error:
-            return client, None, False, rejection_reason(error)
+            return client, rejection_reason(error)
         if client in self._summed:  # not an error, which would abort the round: an edge may list a client by mistake
-            return client, None, False, IN_PARTIAL
+            return client, IN_PARTIAL
         if self._is_second(client):
-            return client, None, False, SECOND
+            return client, SECOND
         self._reader.require_form(update)
         try:
-            return (client, *self._reader.read(update, client), None)
+            return client, self._reader.read(update, client)
         except (AlgorithmError, ClusterError, DeviceError):  # the server's own rate, weights or device; a lost shard
             raise
         except FedcoreError as error:
-            return client, None, False, rejection_reason(error)
+            return client, rejection_reason(error)
 
     def _settle_examples(self, batch: UpdateBatch) -> str | None:
         """Return why updates without examples are rejected; the first update with examples rejects all before it."""
@@ -955,8 +932,7 @@ class Round(OpenRound):
             self._abort()
             raise
         if len(batch):
-            discounts = batch.discounts(self._settings.policy, self._number)
-            batch.count(squares, discounts=discounts, keep=self._keeps_vectors)
+            batch.count(squares, self._settings, self._number)
             self._folded.append(batch)
 
     def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
@@ -992,8 +968,9 @@ class Round(OpenRound):
         with span("round", state):
             report, most_steps = self._finish()
         # Outside the lock, so that a log handler may read the round.
-        log_round(report, state, self._weighing, most_steps, self._logger)
-        tell(self._callbacks, report, self._logger)
+        warn_if_capped(report.round, self._weighing.lowered, most_steps, self._logger)
+        state.waiting.log(report.waiting_for, state, self._logger)
+        self._announce(report)
         return report
 
     @one_call
@@ -1020,9 +997,8 @@ class Round(OpenRound):
                     prepared, found = step
                     self._state.commit(prepared.after._replace(norms=ids) if ids else prepared.after, self)
                 spent = self._seconds + time.perf_counter() - began, self._bytes
-                stale = staleness(prepared)
                 self.report = report_of(
-                    *(self._settings, prepared, batch, found, stale, rejected, *spent), attendance=self.attendance
+                    *(self._settings, prepared, batch, found, rejected, *spent), attendance=self.attendance
                 )
         finally:
             if self.is_open:
@@ -1035,7 +1011,9 @@ class Round(OpenRound):
     def _step_by_mean(self) -> tuple[PreparedStep, Diagnostics] | None:
         """Return the step along the mean of the held updates, if the round needs no more; None for other rounds."""
         state, holds_all = self._state, not (self._held or self._undecided or self._folded or self._summed)
-        if not (self._settings.steps_by_mean and holds_all and self._count_plain() and state.may_step_at_once):
+        if not (self._settings.steps_by_mean and holds_all and self._count_plain()):
+            return None
+        if state.upload is not None or state.newcomers.population is not None:
             return None
         self._read_plain()
         if not len(batch := self._held[0]) or len(self._known) < self.attendance.policy.min_clients:
@@ -1047,9 +1025,7 @@ class Round(OpenRound):
 
     def _total(self) -> Any:
         """Return the sums of all folded updates, which are then one batch."""
-        batch = UpdateBatch.joined(self._folded)
-        if self._settings.sorts_updates:
-            batch = batch.ordered(self._clients.numbers(batch.clients))
+        batch = UpdateBatch.cohort(self._folded, self._settings, self._clients)
         now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
         result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
         batch.drop()
@@ -1076,15 +1052,6 @@ class Round(OpenRound):
         del self._state, self._reader
         for name in ("_partials", "_sum", "_validator"):  # a round that failed to begin has none
             self.__dict__.pop(name, None)
-
-
-def log_round(
-    report: Report, state: State, weighing: Weighing, most_steps: int | None, logger: logging.Logger = LOGGER
-) -> None:
-    """Log the warnings of a finished round."""
-    warn_if_all_rejected(report, logger)
-    warn_if_capped(report.round, weighing.lowered, most_steps, logger)
-    state.waiting.log(report.waiting_for, state, logger)
 
 
 RoundT = TypeVar("RoundT")

@@ -17,7 +17,6 @@ from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
-from fedcore.files import part_of
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
 from fedcore.options import (
@@ -36,7 +35,7 @@ from fedcore.profiling import span
 from fedcore.rules import Rule
 from fedcore.rules.private import SEEDED, Ledger
 from fedcore.runtime import Unpicklable, uninterrupted
-from fedcore.server import groups, requests
+from fedcore.server import requests
 from fedcore.server.aggregation import Counters
 from fedcore.server.broadcast import Broadcast, addressed_clients, broadcast_of
 from fedcore.server.compatibility import require_compatible
@@ -61,7 +60,6 @@ from fedcore.server.validation import is_flag, never_negative
 from fedcore.store import ClientStore
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
-from fedcore.store.files.inventory import GROUPS
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients, Registry
 from fedcore.validation import Represented, absolute, check_integer, listed, require_objects
@@ -144,8 +142,10 @@ class Server(Represented, Unpicklable):
         warn_if_frozen(model, layout)
         given = storage if isinstance(storage, ClientStore) else None
         place = Storage().opened(storage) if isinstance(storage, ClientStore) else Storage.of(storage)
-        clients = listed("clients", clients) if isinstance(clients, str | bytes) else clients  # raises RangeError
-        ids, sizes = ids_of(clients) if isinstance(clients, Iterable) else (clients, None)
+        if isinstance(clients, Iterable):
+            clients = dict(clients) if isinstance(clients, Mapping) else listed("clients", clients)
+        elif clients is None and given is None:
+            raise RangeError("clients: missing; pass their number or their ids")
         method = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(method, Algorithm):
             raise UnknownNameError(f"algorithm={algorithm!r}: must be an Algorithm or the name of one")
@@ -161,11 +161,9 @@ class Server(Represented, Unpicklable):
         if compute.is_sharded:
             from fedcore.cluster import state as shards  # not at the top: a server in one part needs no cluster
 
-            backend = shards.new_state(model, settings, ids, sizes, place, compute)
-        elif layout.groups:
-            backend = groups.new_state(model, settings, ids, sizes, place)
+            backend = shards.new_state(model, settings, clients, place, compute)
         else:
-            backend = new_state(model, settings, ids, sizes, place, given)
+            backend = new_state(model, settings, clients, place, given)
         try:
             self._start(backend, parts, callbacks, model)
         except BaseException:
@@ -179,12 +177,9 @@ class Server(Represented, Unpicklable):
         """Copy a server in memory, with the open round of an asynchronous one."""
         server = super().__deepcopy__(memo)
         freeze(server._backend.snapshot.x)
-        server._reopen()
+        if server._buffer is not None:
+            server._round_lock.reopen(server._buffer)
         return server
-
-    def _reopen(self) -> None:
-        if self._buffer is not None:
-            self._round_lock.reopen(self._buffer)
 
     def _start(self, backend: Any, place: tuple[Any, ...], callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend
@@ -366,31 +361,29 @@ class Server(Represented, Unpicklable):
             CheckpointError: the store has no server, or an argument is missing or contradicts the saved one.
             RangeError: an argument does not fit the ClientStore, or differs from a saved option that cannot change.
         """
-        require_objects({name: value for name, value in locals().items() if name != "cls"})
-        given, server = checked_objects(algorithm, lr, server_lr, optimizer, aggregation), cls.__new__(cls)
+        arguments = {name: value for name, value in locals().items() if name != "cls"}
+        require_objects(arguments)
+        given, server = checked_objects(arguments), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
         compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = Storage.of(storage).at(home)
         backend: Any
-        saved: Mapping[str, Any]
         if manifest is None:
             require_one_part(path, storage, compute)
-        if manifest is not None:
+            backend, saved = saved_state(
+                path if isinstance(path, ClientStore) else absolute(path), given, storage, compute
+            )
+        else:
             from fedcore.cluster import state as shards
 
             backend, saved = shards.saved_state(manifest, given, storage, compute)
-            medium, compute = storage.medium or "mmap", replace(compute, executor=backend.coordinator.placement)
-        elif folder is not None and part_of(folder / GROUPS) is not None:
-            backend, saved = groups.saved_state(folder, given, storage, compute)
-            medium = storage.medium or backend.states[0].store.medium
-            storage = storage if medium == "mmap" else replace(storage, journal=storage.journal or False)
-        else:
-            backend, saved = saved_state(path, given, storage, compute)
-            medium = None
+            compute = replace(compute, executor=backend.coordinator.placement)
         try:
-            opened = storage.opened(backend.store) if medium is None else replace(storage, medium=medium)
+            opened = replace(storage, medium="mmap") if manifest else storage.opened(backend.states[0].store)
+            if backend.settings.layout.groups:  # whose stores always keep it
+                opened = replace(opened, keep_previous=storage.keep_previous)
             server._start(backend, (opened, compute), callbacks)
             options = given | {"aggregation": aggregation, "limits": limits, "policy": policy}
             change_on_loading(backend, manifest or home, saved, options, server._checked, layout)
@@ -905,8 +898,7 @@ class Server(Represented, Unpicklable):
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
         listed = list(updates) if isinstance(updates, list | tuple) else None
         batch_size = self.settings.batch_size if listed is None else len(listed) + 1
-        opening = partial(self._open, batch_size, may_hold=listed is not None)
-        with span("round", self._backend), opening() as opened:
+        with span("round", self._backend), self._open(batch_size, may_hold=listed is not None) as opened:
             for some in kept_batches(updates, batch_size) if listed is None else [listed]:
                 opened.add_batch(some)
             return opened.finish()
@@ -938,8 +930,8 @@ class Server(Represented, Unpicklable):
         expected: Iterable[ClientId] | None = None,
         kind: type[Round] = Round,
     ) -> Round:
-        options: dict[str, Any] = {"batch_size": batch_size, "may_hold": may_hold, "callbacks": self.callbacks}
-        make = partial(kind, self._backend, attendance=self._attendance(expected), **options)
+        options: dict[str, Any] = {"attendance": self._attendance(expected), "callbacks": self.callbacks}
+        make = partial(kind, self._backend, batch_size=batch_size, may_hold=may_hold, **options)
         opened = self._round_lock.open(self.round_number, make)
         try:
             self._start_round(opened, newcomers)

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from logging import INFO, WARNING, Logger
 from pathlib import Path
@@ -29,12 +29,7 @@ from fedcore.arrays import (
     view_of,
     zeros,
 )
-from fedcore.errors import (
-    CheckpointError,
-    DivergedError,
-    RoundError,
-    StoreError,
-)
+from fedcore.errors import CheckpointError, DivergedError, RoundError, StoreError
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Compute, Settings
 from fedcore.profiling import begin, span
@@ -77,6 +72,7 @@ from fedcore.server.update import as_sent, digest_of_text, first_not_finite, in_
 from fedcore.server.validation import Buffers, UpdateReader, settled
 from fedcore.store import ClientStore
 from fedcore.store.client_store import rounding_keys
+from fedcore.store.files.inventory import GROUPS
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.validation import failed
 
@@ -512,11 +508,11 @@ class State:
         self._sum.forget()
 
     def close(self) -> None:
-        """Discard an unfinished round, and close the store."""
-        try:
+        """Discard an unfinished round, and close the stores."""
+        with ExitStack() as closing:
+            for state in self.states:
+                closing.callback(state.store.close)
             self.abandon()
-        finally:
-            self.store.close()
 
     def is_sized(self, given: bool) -> bool:
         """Whether new clients need sizes; the very first clients may have them or not."""
@@ -720,11 +716,6 @@ class State:
                         f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
 
-    @property
-    def may_step_at_once(self) -> bool:
-        """Whether ``step_by_mean`` may take the step of a round in this place: here, without newcomers."""
-        return self.upload is None and self.newcomers.population is None
-
     def step_by_mean(self, batch: UpdateBatch) -> tuple[PreparedStep, Diagnostics] | None:
         """Return the step along the mean of a weighed cohort, with ``Settings.steps_by_mean``, as ``prepare`` does.
 
@@ -879,8 +870,14 @@ class State:
         return state_of(self.settings, snapshot, medium, undoable, len(self.store.registry), self.reducer.place)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """See ``Server.save``."""
-        self.store.save(path, vectors=self._vectors(self.snapshot), state=self.to_state(self.snapshot))
+        """See ``Server.save``; copies of groups are in the main store's folder before that is in its place."""
+
+        def parts(folder: Path) -> None:
+            for i, state in enumerate(self.states[:-1]):
+                state.save(folder / GROUPS / str(i))
+
+        now = self.snapshot
+        self.store.save(path, vectors=self._vectors(now), state=self.to_state(now), parts=parts)
 
     def checkpoint(self) -> None:
         """See ``Server.checkpoint``."""

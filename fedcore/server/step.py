@@ -477,9 +477,9 @@ class Snapshot(NamedTuple):
     def shared(self) -> "Snapshot":
         """Return the snapshot without the vectors of the model; ``past`` keeps its rounds."""
         nothing: F32 = np.empty(0, np.float32)
-        past = dict.fromkeys(self.past, nothing)
-        kept = {name: getattr(self, name) for name in _SHARED}
-        return Snapshot(nothing, nothing, nothing, None, (), past=past, **kept)
+        own: dict[str, Any] = dict.fromkeys(("x", "x_prev", "momentum"), nothing)
+        own |= dict.fromkeys(("total", "exact_total", "ahead", "center")) | {"moments": (), "history": History()}
+        return self._replace(past=dict.fromkeys(self.past, nothing), idle=0, **own)
 
     def with_replacement(self) -> "Snapshot":
         """Return the snapshot with one more replacement of x in ``changed``."""
@@ -616,12 +616,6 @@ def vectors_of(store: ClientStore, device: str = CPU) -> dict[str, Vector]:
         vectors[name] = vector if name.startswith(("v/", "population/")) else copied(vector, device=device)
         vectors[name].flags.writeable = name.partition("/")[0] in ("total", "momentum")
     return vectors
-
-
-_SHARED = (
-    *("counters", "population", "norms", "starts", "round_number", "gamma", "transactions", "changed", "audited"),
-    *("documents", "ledger"),
-)
 
 
 class PreparedStep(NamedTuple):

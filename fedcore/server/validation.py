@@ -598,6 +598,9 @@ rounds, orders, and the indices of changed updates."""
 UNNAMED = -2
 """The round of an update that must name it, for ``core.PlainUpdates``."""
 
+ReadUpdate: TypeAlias = tuple[UpdateBatch, bool, Update, float]
+"""A batch of one update, whether its vectors are immutable, the update with plain claims, and eta_i."""
+
 NO_COUNTERS: Counters = {}
 NO_START = "round=None: an asynchronous server needs the round of the broadcast from which the client started"
 
@@ -633,21 +636,28 @@ class UpdateReader:
         self._starts: dict[int, F32] = {}
         self._lr = self._rates.sent(state.round_number)
 
-    def read(self, update: Update, client: ClientId) -> tuple[UpdateBatch, bool]:
-        """Return the update as a batch of one, and whether its vectors are immutable; raise if it is invalid."""
+    def check_claims(self, update: Update) -> Update:
+        """Return an update with checked plain numbers; raise RangeError if one is invalid, or its round is missing."""
+        rounds = range(self.oldest(), self._state.round_number + 1)
+        update = check_claims(update, self._settings.asked, rounds)
+        if self._settings.policy.buffer is not None and update.round is None:
+            raise RangeError(NO_START)
+        return update
+
+    def read(self, update: Update, client: ClientId) -> ReadUpdate:
+        """Return the update; raise if it is invalid."""
         settings, algorithm, now = self._settings, self._settings.algorithm, self._state.snapshot
         kind, number = update.kind, now.round_number
         y, fixed = self._read_vector(update)
-        update = check_claims(update, settings.asked, range(self.oldest(), number + 1))
-        if settings.policy.buffer is not None and update.round is None:
-            raise RangeError(NO_START)
+        update = checked = self.check_claims(update)
         if self._weights is not None and update.weight is None:
             update = update._replace(weight=weight_of(self._weights, update, client))
         started = number if update.round is None else update.round
         is_late = started != number
         if is_late and (last := self.last_start(client, y)) >= started:
             raise RangeError(f"round={started}: an update of this client from round {last} was already counted")
-        distance = check_distance(self._rates.read(update, started), update.steps, update.lr)
+        rate = self._rates.read(update, started)
+        distance = check_distance(rate, update.steps, update.lr)
         # h has the unit of x if models are averaged, else of a gradient.
         scale = 1.0 if settings.averages_models else 1 / distance
         if is_late and algorithm.needs_fresh_updates:
@@ -658,7 +668,7 @@ class UpdateReader:
             started = self.own_start(client, y)
         if kind != "gradient":
             self.check_buffers(y, kind, started)
-        counters = settle_counters(settings.layout, self._read_counters(update), now.counters, kind)
+        counters = settle_counters(settings.layout, read_counters(update, settings.layout), now.counters, kind)
         control = self._read_control(update.control)
         if algorithm.needs_loss and update.loss is None:
             raise RangeError(f"loss: missing, but {algorithm} weights clients by their losses at x; send it")
@@ -685,7 +695,7 @@ class UpdateReader:
             starts=np.array([started]),
             digests=[digest_of_numbers(self.whole(y)) if settings.audit else None],
         )
-        return batch, fixed and (control is None or self._is_immutable(control))
+        return batch, fixed and (control is None or self._is_immutable(control)), checked, rate
 
     def _is_immutable(self, vector: Any) -> bool:
         return core.are_immutable([vector])
@@ -787,9 +797,6 @@ class UpdateReader:
         if settings.copies_models:
             room = self._state.update_buffers.get
         return read_vector(update, settings.layout, apart=apart, device=settings.device, room=room)
-
-    def _read_counters(self, update: Update) -> Counters:
-        return read_counters(update, self._settings.layout)
 
     def _read_control(self, control: Any) -> Any:
         if self._settings.algorithm.second_vector is None:

@@ -38,17 +38,14 @@ def same(one, many, clients=None, *, opened_again=False):
     assert (many.round_number, many.transactions) == (one.round_number, one.transactions)
     assert many.x.tobytes() == one.x.tobytes()
     assert opened_again or many.v.tobytes() == one.v.tobytes()
-    before, after = one.tensors(library="numpy"), many.tensors(library="numpy")
-    assert {name: np.array(t).tobytes() for name, t in before.items()} == {
-        name: np.array(t).tobytes() for name, t in after.items()
-    }
+    before, after = ({k: np.array(t).tobytes() for k, t in s.tensors(library="numpy").items()} for s in (one, many))
+    assert before == after
     if one.total() is not None:
         assert many.total().tobytes() == one.total().tobytes()
     for client in clients if one.algorithm.keeps_rows else ():
         assert many.row(client).tobytes() == one.row(client).tobytes()
         assert many.correction(client).tobytes() == one.correction(client).tobytes()
-    if one.client_sizes is not None:
-        assert many.client_sizes.tolist() == one.client_sizes.tolist()
+    np.testing.assert_array_equal(many.client_sizes, one.client_sizes)
 
 
 def audited(server):
@@ -70,11 +67,9 @@ def alike(first, second):
 
 def nearly_alike(first, second):
     """But for the last bits of lengths."""
-    np.testing.assert_allclose(first.norms, second.norms, rtol=1e-6)
-    for name in ("diversity", "correction_norm"):
-        assert (getattr(first, name) is None) == (getattr(second, name) is None)
-        if getattr(first, name) is not None:
-            np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-6)
+    for name in ("norms", "diversity", "correction_norm"):
+        one, two = (np.array(getattr(report, name), np.float64) for report in (first, second))  # None becomes NaN
+        np.testing.assert_allclose(one, two, rtol=1e-6)
     blank = dict(norms=np.zeros(0), diversity=None, correction_norm=None)
     alike(replace(first, **blank), replace(second, **blank))
 

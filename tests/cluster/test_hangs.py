@@ -266,8 +266,7 @@ def test_the_start_has_its_own_limit(ray_session, monkeypatch):
         there.make([place])
         assert not there.waiting
     for limit in (0.5, 1.5, 2.5, 3.5):  # The clock moves on at each look, so that time ends at every line.
-        ticks = itertools.count()
         with on_ray(cpus=1000, start_seconds=limit) as there, monkeypatch.context() as patch:
-            patch.setattr("fedcore.cluster.on_ray.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+            patch.setattr("fedcore.cluster.on_ray.time", SimpleNamespace(monotonic=itertools.count(0.0).__next__))
             with pytest.raises(ClusterError, match="start_seconds"):
                 there.make([place])

@@ -49,7 +49,6 @@ from tests.cluster.pairs import (
 from tests.kit import flat
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
-SHARDS = (1, 2, 3, 7)
 
 
 def liars(t, i, said):
