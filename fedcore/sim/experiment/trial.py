@@ -408,21 +408,20 @@ def rounds(
     for round in range(server.round_number, count):
         waited = -parts.engine.waited
         work = _synchronous(parts, round, clock) if parts.course is None else _asynchronous(parts)
-        report, clock, waited = work.report, work.clock or 0.0, waited + parts.engine.waited
+        report, facts = work.report, work.facts
+        clock, waited = facts["clock"] or 0.0, waited + parts.engine.waited
         start = perf_counter()
         evaluation = parts.evaluate(round, server.x) if evaluate.is_due(round, count) else None
         done = perf_counter()
         uploads += work.sent * server.algorithm.uploads
-        seconds = {"broadcast": work.broadcast, "local": work.local - waited, "aggregate": work.aggregate}
+        seconds = {**work.seconds, "local": work.seconds["local"] - waited}
         seconds |= {"evaluate": done - start} | ({"waited": waited} if waited else {})
         yield RoundRecord(
             round=round,
-            active=work.active,
             accepted=len(report.accepted),
             rejected=len(report.rejected),
             accuracy=evaluation.accuracy if evaluation else None,
             loss=finite(evaluation.loss) if evaluation else None,
-            lr=work.lr,
             gamma=report.gamma,
             steps=report.steps,
             uploads=uploads,
@@ -430,29 +429,23 @@ def rounds(
             bytes=report.bytes,
             seconds=seconds,
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
-            bytes_down=work.bytes_down,
             diversity=finite(report.diversity),
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
             together=parts.engine.together,
             pending=report.waiting_for,
-            clock=work.clock,
             ages=None if parts.course is None else report.ages.tolist(),
+            **facts,
         )
 
 
 class _Work(NamedTuple):
-    """A round: its report, clients, rate, traffic and virtual end, and the seconds of its phases."""
+    """A round: its report, the updates sent, the seconds of its phases, and further fields of its record."""
 
     report: Report
-    active: list[int]
-    lr: float
     sent: int
-    bytes_down: int
-    clock: float | None
-    broadcast: float
-    local: float
-    aggregate: float
+    seconds: dict[str, float]
+    facts: dict[str, Any]
 
 
 def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
@@ -469,9 +462,9 @@ def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
     start = perf_counter()
     report = parts.server.round(stream)
     parts.end(report)
-    aggregate, received = perf_counter() - start - stream.seconds, broadcast.bytes + parts.bytes_more
-    clients, times = active.clients.tolist(), (start - begun, stream.seconds, aggregate)
-    return _Work(report, clients, broadcast.lr, stream.count, received, end, *times)
+    times = {"broadcast": start - begun, "local": stream.seconds, "aggregate": perf_counter() - start - stream.seconds}
+    facts = {"active": active.clients.tolist(), "lr": broadcast.lr, "clock": end}
+    return _Work(report, stream.count, times, facts | {"bytes_down": broadcast.bytes + parts.bytes_more})
 
 
 def _asynchronous(parts: TrialParts) -> _Work:
@@ -495,9 +488,9 @@ def _asynchronous(parts: TrialParts) -> _Work:
                 f"policy.buffer={server.policy.buffer}: the round is not complete after {sent} updates, of which "
                 f"{len(rejected)} were rejected (the last one: {rejected[-1][1]}); change policy or concurrency"
             )
-    active = [int(client) for client in reports[0].accepted]
-    times = (0.0, local, perf_counter() - begun - local)
-    return _Work(reports[0], active, lr, sent, received, engine.arrivals.time, *times)
+    facts = {"active": [int(client) for client in reports[0].accepted], "lr": lr, "clock": engine.arrivals.time}
+    times = {"broadcast": 0.0, "local": local, "aggregate": perf_counter() - begun - local}
+    return _Work(reports[0], sent, times, facts | {"bytes_down": received})
 
 
 @dataclass
