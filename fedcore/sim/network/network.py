@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fedcore import kernels, options
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
-from fedcore.arrays import F32, F64, Library, copied, empty, freeze, ieee, own_classes, read_only
+from fedcore.arrays import F32, Library, copied, empty, freeze, ieee, own_classes, read_only
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, ShapeError
 from fedcore.model import Layout
 from fedcore.options import Callback, Limits
@@ -17,7 +17,7 @@ from fedcore.profiling import span, timed
 from fedcore.rules import Chain
 from fedcore.runtime import Unpicklable
 from fedcore.server import RoundLock, Update
-from fedcore.sim.network.round import Graph, Models, NetworkReport, NetworkRound, mixing_matrix
+from fedcore.sim.network.round import NetworkReport, NetworkRound, mixing_matrix
 from fedcore.store import ClientStore
 from fedcore.validation import Represented, check_integer, is_integer
 
@@ -51,6 +51,11 @@ class Network(Represented, Unpicklable):
 
     Attributes:
         callbacks: as given. They may be replaced between rounds.
+        layout: the layout of all models.
+        W: the mixing matrix, float64[p, p], read-only.
+        zeta: max(|lambda_2|, |lambda_p|) of W.
+        q: the nodes' weights, float64[p], read-only.
+        round_number: the number of finished rounds, which is the index of the next round.
 
     Determinism: float32 operations in the order of the nodes; bit-identical for any order of updates, ISA level and
         thread count. Only the diversity, a float32 sum in the order of ``add``, depends on that order.
@@ -81,20 +86,20 @@ class Network(Represented, Unpicklable):
     ) -> None:
         if not isinstance(models, list | tuple) or not models:
             raise ArrayError("models: must be a list or tuple of at least one model")
-        layout = Layout.of(models[0])
+        self.layout = layout = Layout.of(models[0])
         if layout.n_parameters < 1:
             raise ShapeError("models[0]: has no parameters")
-        matrix, zeta = mixing_matrix(W, len(models))
-        matrix.flags.writeable = False
-        weights = _weights(q, len(models))
-        self._graph = Graph(layout, matrix, zeta, weights, as_rate(lr), options.as_limits(limits))
-        self.callbacks = tuple(callbacks)
-        flat = [layout.flatten(model, empty(layout.n)) for model in models]
-        for node, finite in enumerate(kernels.all_finite(flat)):
+        self.W, self.zeta = mixing_matrix(W, len(models))
+        self.W.flags.writeable = False
+        self.q = _weights(q, len(models))
+        self._rate, self._limits = as_rate(lr), options.as_limits(limits)
+        self.callbacks, self.round_number = tuple(callbacks), 0
+        self._models = [layout.flatten(model, empty(layout.n)) for model in models]
+        for node, finite in enumerate(kernels.all_finite(self._models)):
             if not finite:
                 raise ArrayError(f"models[{node}]: a number is NaN or infinite")
-        self._state = Models(flat, layout.read_counters(models[0]))
-        self._lock = RoundLock()
+        self._counters, self._lock = layout.read_counters(models[0]), RoundLock()
+        self._spares: dict[int, F32] = {}  # the vectors of the nodes' next models
 
     _instead = "use save(path) and Network.load(path)"
 
@@ -108,44 +113,19 @@ class Network(Represented, Unpicklable):
         return {"nodes": len(self.W), "n": self.layout.n, "round_number": self.round_number, "zeta": self.zeta}
 
     @property
-    def layout(self) -> Layout:
-        """The layout of all models."""
-        return self._graph.layout
-
-    @property
-    def W(self) -> F64:
-        """The mixing matrix, float64[p, p], read-only."""
-        return self._graph.W
-
-    @property
-    def zeta(self) -> float:
-        """max(|lambda_2|, |lambda_p|) of W."""
-        return self._graph.zeta
-
-    @property
-    def q(self) -> F64:
-        """The nodes' weights, float64[p], read-only."""
-        return self._graph.q
-
-    @property
     def models(self) -> tuple[F32, ...]:
         """The nodes' models, float32[n] each; read-only views, valid until the next round is finished."""
-        return tuple(map(read_only, self._state.models))
-
-    @property
-    def round_number(self) -> int:
-        """The number of finished rounds, which is the index of the next round."""
-        return self._state.round_number
+        return tuple(map(read_only, self._models))
 
     @property
     def lr(self) -> float:
         """eta, the rate of the next round's local steps, or of its first step if the rates differ."""
-        return rate_at(self._graph.lr, self.round_number)
+        return rate_at(self._rate, self.round_number)
 
     @property
     def lr_of_step(self) -> Callable[[int], float] | None:
         """The rates of the next round's steps as a function, or None if all are equal; see ``Broadcast.lr_of_step``."""
-        return rate_of_steps(self._graph.lr, self.round_number)
+        return rate_of_steps(self._rate, self.round_number)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state after the last finished round to a folder.
@@ -158,17 +138,16 @@ class Network(Represented, Unpicklable):
 
         Cost: copies the models once in memory, and writes them.
         """
-        state, rows = self._state, ClientStore(len(self._state.models), self.layout.n)
-        for node, model in enumerate(state.models):
+        rows, lr, number = ClientStore(len(self._models), self.layout.n), self._rate, self.round_number
+        for node, model in enumerate(self._models):
             row = rows.stage(node)
             assert isinstance(row, np.ndarray)  # true for float32 rows
             row[:] = model
-        rows.commit(round=state.round_number)
-        lr, number = self._graph.lr, state.round_number
-        vectors = {"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in state.counters.items()}}
+        rows.commit(round=number)
+        vectors = {"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in self._counters.items()}}
         saved: dict[str, Any] = {"what": WHAT, "layout": self.layout.to_state(), "lr": options.describe("lr", lr)}
         saved |= {"next_rate": options.next_rate("lr", lr, number)}
-        saved |= {"limits": options.limits_to_state(self._graph.limits, Chain()), "round_number": number}
+        saved |= {"limits": options.limits_to_state(self._limits, Chain()), "round_number": number}
         rows.save(path, vectors=vectors, state=saved)
 
     @classmethod
@@ -209,8 +188,8 @@ class Network(Represented, Unpicklable):
         except (FedcoreError, LookupError, TypeError, ValueError) as error:  # intact files that ``save`` did not write
             raise CheckpointError(f"{path}: does not hold the state of a network: {error!r}") from None
         q.flags.writeable = False
-        network._graph = Graph(layout, network.W, network.zeta, q, rate, limits)  # q is not scaled again
-        network._state = Models(models, counters, number)
+        network.layout, network.q = layout, q  # q is not scaled again
+        network._models, network._counters, network.round_number = models, counters, number
         return network
 
     @ieee
@@ -219,7 +198,7 @@ class Network(Represented, Unpicklable):
 
         Cost: reads 4 p n bytes.
         """
-        total: F32 = kernels.weighted_sum(self._state.models, self.q.astype(np.float32), out, accumulate="float64")
+        total: F32 = kernels.weighted_sum(self._models, self.q.astype(np.float32), out, accumulate="float64")
         return total
 
     def tensors(self, node: int | None = None, *, library: Library | None = None) -> Any:
@@ -232,19 +211,25 @@ class Network(Represented, Unpicklable):
         """
         if node is not None:
             node = check_integer("node", node, 0, len(self.W) - 1)
-        flat = self.output() if node is None else copied(self._state.models[node])
-        return self.layout.tensors(flat, self._state.counters, library)
+        flat = self.output() if node is None else copied(self._models[node])
+        return self.layout.tensors(flat, self._counters, library)
+
+    def _spare(self, node: int) -> F32:
+        """Return a vector for the node's next model."""
+        if node not in self._spares:
+            self._spares[node] = empty(self.layout.n)
+        return self._spares[node]
 
     def open_round(self) -> NetworkRound:
         """Open a round; raise RoundError if a round is already open."""
-        return self._lock.open(self.round_number, lambda: NetworkRound(self._graph, self._state, self.callbacks))
+        return self._lock.open(self.round_number, lambda: NetworkRound(self))
 
     def round(self, updates: Iterable[Update]) -> NetworkReport:
         """Run a round with an iterable of updates, which may be lazy.
 
         The errors are those of ``NetworkRound.add`` and ``finish``. An error rolls the round back.
         """
-        with span("round", self._state), self.open_round() as opened:
+        with span("round", self), self.open_round() as opened:
             for update in timed("clients", iter(updates)):
                 opened.add_batch([update])
             return opened.finish()

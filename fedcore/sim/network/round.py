@@ -4,23 +4,22 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, empty, ieee, own_classes, zeros
 from fedcore.errors import DivergedError, DtypeError, FedcoreError, RangeError, ShapeError, UnknownClientError
-from fedcore.model import Layout
-from fedcore.options import Callback, Limits
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server import ModelReader, OpenRound, OwnModel, Report, Update, one_call
 from fedcore.sim.network.topology import Topology, second_eigenvalue
 from fedcore.validation import describe_integers, is_integer, rejection_reason, short_repr
+
+if TYPE_CHECKING:
+    from fedcore.sim.network.network import Network
 
 ROUNDING = 1e-6
 """Tolerance in the check that a matrix, which may be float32, is symmetric and doubly stochastic."""
@@ -95,34 +94,6 @@ LOGGER = logging.getLogger("fedcore.sim.network")
 SECOND = "update: the round already has an update of this client; only the first counts"
 
 
-@dataclass(eq=False)
-class Models:
-    """The state of a network between rounds; ``spares`` are vectors for the nodes' next models."""
-
-    models: list[F32]
-    counters: dict[str, npt.NDArray[Any]]
-    round_number: int = 0
-    spares: dict[int, F32] = field(default_factory=dict)
-
-    def spare(self, node: int) -> F32:
-        """Return a vector for the node's next model."""
-        if node not in self.spares:
-            self.spares[node] = empty(len(self.models[node]))
-        return self.spares[node]
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """What the rounds of a network have in common: ``Network`` has the arguments; ``zeta`` is that of W."""
-
-    layout: Layout
-    W: F64
-    zeta: float
-    q: F64
-    lr: Rate
-    limits: Limits
-
-
 class NetworkRound(OpenRound):
     """A round of a network, from ``Network.open_round``; a context manager.
 
@@ -136,11 +107,11 @@ class NetworkRound(OpenRound):
 
     report: NetworkReport | None
 
-    def __init__(self, graph: Graph, state: Models, callbacks: Sequence[Callback]) -> None:
-        super().__init__(state.round_number, callbacks, LOGGER)
-        self._graph, self._state, p = graph, state, graph.layout.n_parameters
-        self._reader = ModelReader(graph.layout, graph.limits, graph.lr, state.round_number)
-        self._shares = np.ones(len(graph.q)) if (graph.q == graph.q[0]).all() else graph.q * len(graph.q)  # p q_j
+    def __init__(self, network: "Network") -> None:
+        super().__init__(network.round_number, network.callbacks, LOGGER)
+        self._network, q, p = network, network.q, network.layout.n_parameters
+        self._reader = ModelReader(network.layout, network._limits, network._rate, network.round_number)
+        self._shares = np.ones(len(q)) if (q == q[0]).all() else q * len(q)  # p q_j
         self._sum: F32 = zeros(p)  # of q_j (x_j - y_j)
         self._spare_sum: F32 = empty(p)
         self._accepted: dict[int, tuple[float, OwnModel]] = {}  # |x_j - y_j|^2, and the update
@@ -208,22 +179,23 @@ class NetworkRound(OpenRound):
             RoundError: the round is closed.
             DivergedError: a model would become infinite; the round is rolled back.
         """
-        with span("round", self._state):
+        network = self._network
+        with span("round", network):
             began = time.perf_counter()
             self._require_open()
             self.is_open = False
-            accepted, W = sorted(self._accepted), self._graph.W
+            accepted, W = sorted(self._accepted), network.W
             left = W if len(accepted) == len(W) else among(W, accepted)
-            mixed = [self._state.spare(node) for node in accepted]
+            mixed = [network._spare(node) for node in accepted]
             with span("diagnose"):
                 diversity = self._diversity()  # before its sum is overwritten
             with span("step", None, (mixed, mixed)):
                 kernels.mix(mixed, left)
-            models = list(self._state.models)
+            models = list(network._models)
             for node, model in zip(accepted, mixed, strict=True):
                 models[node] = model
             report = NetworkReport(
-                round=self._state.round_number,
+                round=network.round_number,
                 accepted=tuple(self._accepted),
                 rejected=tuple(self._rejected),
                 steps=sum(own.steps for _, own in self._accepted.values()),
@@ -235,17 +207,17 @@ class NetworkRound(OpenRound):
             )
             counters = [own.counters for _, own in self._accepted.values()]
             with uninterrupted():
-                self._state.spares |= {node: self._state.models[node] for node in accepted}
-                self._state.models = models
-                self._state.counters = self._reader.settle(self._state.counters, counters)
-                self._state.round_number += 1
+                network._spares |= {node: network._models[node] for node in accepted}
+                network._models = models
+                network._counters = self._reader.settle(network._counters, counters)
+                network.round_number += 1
                 self.report = replace(report, seconds=self._seconds + time.perf_counter() - began)
         self._announce(self.report)
         return self.report
 
     def _check_caller(self, update: Update) -> int:
         """Return the update's node; raise an error for the caller's mistakes."""
-        p = len(self._graph.W)
+        p = len(self._network.W)
         if not is_integer(update.client, 0, p - 1):
             raise UnknownClientError(f"node={short_repr(update.client)}: must be {describe_integers(0, p - 1)}")
         update.require_kind()
@@ -255,11 +227,12 @@ class NetworkRound(OpenRound):
 
     def _take(self, update: Update, node: int) -> int:
         """Stage x_j + p q_j (y_j - x_j), add q_j (x_j - y_j) to the sum, and return the number of bytes sent."""
-        x, staged, p = self._state.models[node], self._state.spare(node), self._graph.layout.n_parameters
-        with span("read", self._state):
-            own = self._reader.read(update, x, self._state.counters, staged)
-        q = self._graph.q[node : node + 1]
-        with span("fold", self._state, (self._sum, x, staged, self._spare_sum)):
+        network = self._network
+        x, staged, p = network._models[node], network._spare(node), network.layout.n_parameters
+        with span("read", network):
+            own = self._reader.read(update, x, network._counters, staged)
+        q = network.q[node : node + 1]
+        with span("fold", network, (self._sum, x, staged, self._spare_sum)):
             (square,) = kernels.accumulate(self._sum, [x[:p]], [staged[:p]], np.ones(1), q, out=self._spare_sum)
         self._reader.require_measured(staged, square)
         if (share := self._shares[node]) != 1:
@@ -273,22 +246,22 @@ class NetworkRound(OpenRound):
         (square,) = kernels.squared_norms([self._sum])
         if square == 0:
             return None
-        weights = {node: float(self._graph.q[node]) for node in self._accepted}
+        weights = {node: float(self._network.q[node]) for node in self._accepted}
         squares = sum(weight * self._accepted[node][0] for node, weight in weights.items())
         return squares * sum(weights.values()) / float(square)
 
     def _zeta_among(self, left: F64) -> float:
-        if len(left) == len(self._graph.W):
-            return self._graph.zeta
+        if len(left) == len(self._network.W):
+            return self._network.zeta
         return second_eigenvalue(left) if len(left) else 1.0
 
     def _consensus(self, models: list[F32]) -> float:
         """Return the root mean square distance of the models from their mean; raise if a model is not finite."""
-        p, count = self._graph.layout.n_parameters, len(models)
+        p, count = self._network.layout.n_parameters, len(models)
         parameters, weights = [model[:p] for model in models], np.full(count, 1 / count)
         mean = kernels.weighted_sum(parameters, weights.astype(np.float32), self._sum, accumulate="float64")
         squares = kernels.accumulate(None, [mean] * count, parameters, np.ones(count), weights, out=self._spare_sum)
-        total, number = float(squares @ weights), self._state.round_number
+        total, number = float(squares @ weights), self._network.round_number
         if not math.isfinite(total):
             raise DivergedError(f"round {number}: mixing would make a model infinite; lower the rates")
         for name in filter(None, map(self._reader.infinite_tensor, models)):
