@@ -31,7 +31,6 @@ from fedcore.sim.experiment.journal import SECONDS, Begun, FolderJournal, Journa
 from fedcore.sim.experiment.results import RoundRecord, finite, have_ended
 from fedcore.sim.experiment.schema import Evaluate, Objective, Trial
 from fedcore.sim.in_process import InProcess
-from fedcore.sim.network import Network
 from fedcore.sim.participation import Active, Participation, Schedule
 from fedcore.sim.sgd import LocalOptions
 from fedcore.store.registry import ClientId
@@ -293,11 +292,13 @@ def make_nodes(trial: Trial, problem: Problem, engine: Engine, saved: Path | Non
     network, algorithm, sizes = trial.experiment.network, trial.method.make(), list(problem.sizes.values())
     assert network is not None
     if saved is not None:
-        return Nodes(Network.load(saved), algorithm)
-    q = sizes if network.weights == "examples" else None
-    limits = Limits(max_steps=engine.most_steps(algorithm.local_rule))
-    models = [problem.module] * len(sizes)
-    return Nodes(Network(models, network.topology(len(sizes)), lr=trial.rate.lr.make(), q=q, limits=limits), algorithm)
+        nodes = Nodes.load(saved)
+    else:
+        q, limits = sizes if network.weights == "examples" else None, Limits(engine.most_steps(algorithm.local_rule))
+        models, lr = [problem.module] * len(sizes), trial.rate.lr.make()
+        nodes = Nodes(models, network.topology(len(sizes)), lr=lr, q=q, limits=limits)
+    nodes.algorithm = algorithm
+    return nodes
 
 
 def run_trial(

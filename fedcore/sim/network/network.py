@@ -17,7 +17,7 @@ from fedcore.profiling import span, timed
 from fedcore.rules import Chain
 from fedcore.runtime import Unpicklable
 from fedcore.server import RoundLock, Update
-from fedcore.sim.network.round import NetworkReport, NetworkRound, mixing_matrix
+from fedcore.sim.network.round import NetworkReport, NetworkRound, NetworkState, mixing_matrix
 from fedcore.store import ClientStore
 from fedcore.validation import Represented, check_integer, is_integer
 
@@ -25,7 +25,7 @@ WHAT = "a fedcore network"
 """The value of ``what`` in a saved network's state."""
 
 
-class Network(Represented, Unpicklable):
+class Network(NetworkState, Represented, Unpicklable):
     """NFSGD(E, W, q): p nodes, each with a model, and no server. After E local steps y_j <- sum_i W_ji y_i.
 
     Use a ``Network`` like a ``Server``: nodes add their updates to a round, and ``finish`` mixes the models. Each
@@ -92,14 +92,14 @@ class Network(Represented, Unpicklable):
         self.W, self.zeta = mixing_matrix(W, len(models))
         self.W.flags.writeable = False
         self.q = _weights(q, len(models))
-        self._rate, self._limits = as_rate(lr), options.as_limits(limits)
+        self.rate, self.limits = as_rate(lr), options.as_limits(limits)
         self.callbacks, self.round_number = tuple(callbacks), 0
-        self._models = [layout.flatten(model, empty(layout.n)) for model in models]
-        for node, finite in enumerate(kernels.all_finite(self._models)):
+        self.vectors = [layout.flatten(model, empty(layout.n)) for model in models]
+        for node, finite in enumerate(kernels.all_finite(self.vectors)):
             if not finite:
                 raise ArrayError(f"models[{node}]: a number is NaN or infinite")
-        self._counters, self._lock = layout.read_counters(models[0]), RoundLock()
-        self._spares: dict[int, F32] = {}  # the vectors of the nodes' next models
+        self.counters, self._lock = layout.read_counters(models[0]), RoundLock()
+        self.spares = {}
 
     _instead = "use save(path) and Network.load(path)"
 
@@ -115,17 +115,17 @@ class Network(Represented, Unpicklable):
     @property
     def models(self) -> tuple[F32, ...]:
         """The nodes' models, float32[n] each; read-only views, valid until the next round is finished."""
-        return tuple(map(read_only, self._models))
+        return tuple(map(read_only, self.vectors))
 
     @property
     def lr(self) -> float:
         """eta, the rate of the next round's local steps, or of its first step if the rates differ."""
-        return rate_at(self._rate, self.round_number)
+        return rate_at(self.rate, self.round_number)
 
     @property
     def lr_of_step(self) -> Callable[[int], float] | None:
         """The rates of the next round's steps as a function, or None if all are equal; see ``Broadcast.lr_of_step``."""
-        return rate_of_steps(self._rate, self.round_number)
+        return rate_of_steps(self.rate, self.round_number)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state after the last finished round to a folder.
@@ -138,22 +138,22 @@ class Network(Represented, Unpicklable):
 
         Cost: copies the models once in memory, and writes them.
         """
-        rows, lr, number = ClientStore(len(self._models), self.layout.n), self._rate, self.round_number
-        for node, model in enumerate(self._models):
+        rows, lr, number = ClientStore(len(self.vectors), self.layout.n), self.rate, self.round_number
+        for node, model in enumerate(self.vectors):
             row = rows.stage(node)
             assert isinstance(row, np.ndarray)  # true for float32 rows
             row[:] = model
         rows.commit(round=number)
-        vectors = {"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in self._counters.items()}}
+        vectors = {"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in self.counters.items()}}
         saved: dict[str, Any] = {"what": WHAT, "layout": self.layout.to_state(), "lr": options.describe("lr", lr)}
         saved |= {"next_rate": options.next_rate("lr", lr, number)}
-        saved |= {"limits": options.limits_to_state(self._limits, Chain()), "round_number": number}
+        saved |= {"limits": options.limits_to_state(self.limits, Chain()), "round_number": number}
         rows.save(path, vectors=vectors, state=saved)
 
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, lr: float | Rate | None = None, callbacks: Sequence[Callback] = ()
-    ) -> "Network":
+    ) -> Self:
         """Load a saved network; its further rounds are bit-identical to those of the original.
 
         Args:
@@ -189,7 +189,7 @@ class Network(Represented, Unpicklable):
             raise CheckpointError(f"{path}: does not hold the state of a network: {error!r}") from None
         q.flags.writeable = False
         network.layout, network.q = layout, q  # q is not scaled again
-        network._models, network._counters, network.round_number = models, counters, number
+        network.vectors, network.counters, network.round_number = models, counters, number
         return network
 
     @ieee
@@ -198,7 +198,7 @@ class Network(Represented, Unpicklable):
 
         Cost: reads 4 p n bytes.
         """
-        total: F32 = kernels.weighted_sum(self._models, self.q.astype(np.float32), out, accumulate="float64")
+        total: F32 = kernels.weighted_sum(self.vectors, self.q.astype(np.float32), out, accumulate="float64")
         return total
 
     def tensors(self, node: int | None = None, *, library: Library | None = None) -> Any:
@@ -211,14 +211,8 @@ class Network(Represented, Unpicklable):
         """
         if node is not None:
             node = check_integer("node", node, 0, len(self.W) - 1)
-        flat = self.output() if node is None else copied(self._models[node])
-        return self.layout.tensors(flat, self._counters, library)
-
-    def _spare(self, node: int) -> F32:
-        """Return a vector for the node's next model."""
-        if node not in self._spares:
-            self._spares[node] = empty(self.layout.n)
-        return self._spares[node]
+        flat = self.output() if node is None else copied(self.vectors[node])
+        return self.layout.tensors(flat, self.counters, library)
 
     def open_round(self) -> NetworkRound:
         """Open a round; raise RoundError if a round is already open."""

@@ -5,21 +5,21 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedcore import kernels
+from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, empty, ieee, own_classes, zeros
 from fedcore.errors import DivergedError, DtypeError, FedcoreError, RangeError, ShapeError, UnknownClientError
+from fedcore.model import Layout
+from fedcore.options import Callback, Limits
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server import ModelReader, OpenRound, OwnModel, Report, Update, one_call
 from fedcore.sim.network.topology import Topology, second_eigenvalue
 from fedcore.validation import describe_integers, is_integer, rejection_reason, short_repr
-
-if TYPE_CHECKING:
-    from fedcore.sim.network.network import Network
 
 ROUNDING = 1e-6
 """Tolerance in the check that a matrix, which may be float32, is symmetric and doubly stochastic."""
@@ -94,6 +94,35 @@ LOGGER = logging.getLogger("fedcore.sim.network")
 SECOND = "update: the round already has an update of this client; only the first counts"
 
 
+class NetworkState:
+    """What the rounds of a network read and change; see ``Network``.
+
+    Attributes:
+        rate, limits: of the nodes' updates.
+        vectors: the nodes' models.
+        counters: the common integer tensors of the models, by name.
+        spares: memory for the nodes' next models.
+    """
+
+    layout: Layout
+    W: F64
+    zeta: float
+    q: F64
+    rate: Rate
+    limits: Limits
+    callbacks: Sequence[Callback]
+    vectors: list[F32]
+    counters: dict[str, Any]
+    round_number: int
+    spares: dict[int, F32]
+
+    def spare(self, node: int) -> F32:
+        """Return memory for the node's next model."""
+        if node not in self.spares:
+            self.spares[node] = empty(self.layout.n)
+        return self.spares[node]
+
+
 class NetworkRound(OpenRound):
     """A round of a network, from ``Network.open_round``; a context manager.
 
@@ -107,10 +136,10 @@ class NetworkRound(OpenRound):
 
     report: NetworkReport | None
 
-    def __init__(self, network: "Network") -> None:
+    def __init__(self, network: NetworkState) -> None:
         super().__init__(network.round_number, network.callbacks, LOGGER)
         self._network, q, p = network, network.q, network.layout.n_parameters
-        self._reader = ModelReader(network.layout, network._limits, network._rate, network.round_number)
+        self._reader = ModelReader(network.layout, network.limits, network.rate, network.round_number)
         self._shares = np.ones(len(q)) if (q == q[0]).all() else q * len(q)  # p q_j
         self._sum: F32 = zeros(p)  # of q_j (x_j - y_j)
         self._spare_sum: F32 = empty(p)
@@ -186,12 +215,12 @@ class NetworkRound(OpenRound):
             self.is_open = False
             accepted, W = sorted(self._accepted), network.W
             left = W if len(accepted) == len(W) else among(W, accepted)
-            mixed = [network._spare(node) for node in accepted]
+            mixed = [network.spare(node) for node in accepted]
             with span("diagnose"):
                 diversity = self._diversity()  # before its sum is overwritten
             with span("step", None, (mixed, mixed)):
                 kernels.mix(mixed, left)
-            models = list(network._models)
+            models = list(network.vectors)
             for node, model in zip(accepted, mixed, strict=True):
                 models[node] = model
             report = NetworkReport(
@@ -207,9 +236,9 @@ class NetworkRound(OpenRound):
             )
             counters = [own.counters for _, own in self._accepted.values()]
             with uninterrupted():
-                network._spares |= {node: network._models[node] for node in accepted}
-                network._models = models
-                network._counters = self._reader.settle(network._counters, counters)
+                network.spares |= {node: network.vectors[node] for node in accepted}
+                network.vectors = models
+                network.counters = self._reader.settle(network.counters, counters)
                 network.round_number += 1
                 self.report = replace(report, seconds=self._seconds + time.perf_counter() - began)
         self._announce(self.report)
@@ -228,9 +257,9 @@ class NetworkRound(OpenRound):
     def _take(self, update: Update, node: int) -> int:
         """Stage x_j + p q_j (y_j - x_j), add q_j (x_j - y_j) to the sum, and return the number of bytes sent."""
         network = self._network
-        x, staged, p = network._models[node], network._spare(node), network.layout.n_parameters
+        x, staged, p = network.vectors[node], network.spare(node), network.layout.n_parameters
         with span("read", network):
-            own = self._reader.read(update, x, network._counters, staged)
+            own = self._reader.read(update, x, network.counters, staged)
         q = network.q[node : node + 1]
         with span("fold", network, (self._sum, x, staged, self._spare_sum)):
             (square,) = kernels.accumulate(self._sum, [x[:p]], [staged[:p]], np.ones(1), q, out=self._spare_sum)
