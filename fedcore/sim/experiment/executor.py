@@ -30,7 +30,7 @@ SLICE = 0.25
 
 @dataclass(frozen=True)
 class Job:
-    """A trial, its run's folder (see ``run_folder.prepare``), and its run's name for messages (``group``)."""
+    """A trial, its run's folder (see ``runner.prepare``), and its run's name for messages (``group``)."""
 
     trial: Trial
     folder: Path
