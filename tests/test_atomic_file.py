@@ -18,8 +18,7 @@ from fedcore.profiling import profile
 from fedcore.sim.engines import AtWork, KeepingClients, RecoveringClients, write_arrays
 from fedcore.sim.experiment import load_preset
 from fedcore.sim.experiment import results as records
-from fedcore.sim.experiment.journal import FolderJournal
-from fedcore.sim.experiment.results import Header, Writer, _config_tables
+from fedcore.sim.experiment.results import FolderJournal, Header, Writer, _config_tables
 from fedcore.sim.experiment.runner import check_device, with_additions, write_config
 from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.reports.figures import draw_holdings

@@ -29,12 +29,7 @@ from fedcore.arrays import (
     view_of,
     zeros,
 )
-from fedcore.errors import (
-    CheckpointError,
-    DivergedError,
-    RoundError,
-    StoreError,
-)
+from fedcore.errors import CheckpointError, DivergedError, RoundError, StoreError
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Compute, Settings
 from fedcore.profiling import begin, span

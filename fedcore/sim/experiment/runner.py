@@ -17,11 +17,11 @@ from fedcore.errors import ConfigError, DeviceError, LockedError, MissingDataErr
 from fedcore.files import inside, read_bytes, read_text, replacing
 from fedcore.runtime import build_info
 from fedcore.sim import data
+from fedcore.sim.experiment import results
 from fedcore.sim.experiment.changes import changes, combined, differences
 from fedcore.sim.experiment.config import points
 from fedcore.sim.experiment.executor import Event, Job, OnEvent, run_in_processes, run_in_this_process
-from fedcore.sim.experiment.journal import CHECKPOINTS, is_complete, lengthen
-from fedcore.sim.experiment.results import CONFIG, RECORDS, parse_tables, read_header, readable
+from fedcore.sim.experiment.results import CONFIG, RECORDS, is_complete, lengthen, parse_tables
 from fedcore.sim.experiment.schema import Experiment, FromRegistry, Trial, changed, error_of, trials
 from fedcore.validation import absolute, shorten
 
@@ -188,7 +188,7 @@ def choose_batching(experiment: Experiment, folder: Path) -> Experiment:
 
 def _recorded_batching(folder: Path) -> bool | None:
     """Return ``together`` from the first record that has it, or None."""
-    records = readable((folder / RECORDS).glob("*.jsonl"))
+    records = results.readable((folder / RECORDS).glob("*.jsonl"))
     choices = (record.rounds[0].together for _, record in records if record.rounds)
     return next((choice for choice in choices if choice is not None), None)
 
@@ -328,7 +328,7 @@ def _recorded_trials(folder: Path) -> set[tuple[str, int]]:
     found = set()
     for path in (folder / RECORDS).glob("*.jsonl"):
         with suppress(MissingDataError):  # the trial reports its own damaged record
-            if (header := read_header(path)) is not None:
+            if (header := results.read_header(path)) is not None:
                 found.add((header.algorithm, header.seed))
     return found
 
@@ -512,7 +512,7 @@ def run_jobs(
     finally:
         for folder in {job.folder for job in waiting}:
             with suppress(OSError):  # the folder is missing, or holds checkpoints
-                (folder / CHECKPOINTS).rmdir()
+                (folder / results.CHECKPOINTS).rmdir()
 
 
 def _seems_complete(job: Job) -> bool:

@@ -26,9 +26,9 @@ from fedcore.sim.attacks import Liars
 from fedcore.sim.clock import Arrivals, Clock
 from fedcore.sim.data import Dataset
 from fedcore.sim.engines import AtWork, Engine, Evaluation, KeepingClients, Nodes, NodesEngine, RecoveringClients
+from fedcore.sim.experiment import results
 from fedcore.sim.experiment.config import hashes, load_and_partition
-from fedcore.sim.experiment.journal import SECONDS, Begun, FolderJournal, Journal, Kept, rows_file
-from fedcore.sim.experiment.results import RoundRecord, finite, have_ended
+from fedcore.sim.experiment.results import SECONDS, Begun, FolderJournal, Journal, Kept, RoundRecord, finite
 from fedcore.sim.experiment.schema import Evaluate, Objective, Trial
 from fedcore.sim.in_process import InProcess
 from fedcore.sim.participation import Active, Participation, Schedule
@@ -272,7 +272,7 @@ def make_server(
         compute = Compute(device=device)
         server = Server.load(saved, algorithm=algorithm, server_lr=options["server_lr"], compute=compute)
         if isinstance(engine, KeepingClients | AtWork):
-            engine.load(rows_file(saved, server.round_number))
+            engine.load(results.rows_file(saved, server.round_number))
         return server
     if changing is not None:
         options["lr"] = changing.rate(options["lr"])
@@ -330,7 +330,7 @@ def trial_rounds(
 ) -> Generator[RoundRecord, None, None]:
     """Run one trial from the state of its journal; yield the recorded rounds, then each new one once it is written."""
     experiment = trial.experiment
-    if have_ended(journal.before, experiment.rounds):
+    if results.have_ended(journal.before, experiment.rounds):
         journal.end()
         yield from journal.before
         return
