@@ -21,7 +21,7 @@ from fedcore.sim.experiment import results as records
 from fedcore.sim.experiment.results import FolderJournal, Header, Writer, _config_tables
 from fedcore.sim.experiment.runner import check_device, with_additions, write_config
 from fedcore.sim.experiment.schema import Trial
-from fedcore.sim.reports.figures import draw_holdings
+from fedcore.sim.reports.report import draw_holdings
 
 HEADER = Header("quickstart", "", "FedAvg", 0, 0, 1, "0")
 

@@ -58,8 +58,7 @@ class Run(Represented):
             measure: "accuracy" or "loss".
             settings: ``band`` and ``smooth``, as in the configuration's table ``report``.
         """
-        from fedcore.sim.reports.figures import Drawing, curves
-        from fedcore.sim.reports.report import read_run
+        from fedcore.sim.reports.report import Drawing, curves, read_run
 
         records, config = read_run(self.folder, settings)
         return curves(records, None, Drawing(config.report, config.pictures.over, "", measure, config.shifts))
