@@ -18,11 +18,10 @@ from fedcore.profiling import profile
 from fedcore.sim.engines import AtWork, KeepingClients, RecoveringClients, write_arrays
 from fedcore.sim.experiment import load_preset
 from fedcore.sim.experiment import results as records
-from fedcore.sim.experiment.journal import FolderJournal
-from fedcore.sim.experiment.results import Header, Writer, _config_tables
-from fedcore.sim.experiment.run_folder import check_device, with_additions, write_config
+from fedcore.sim.experiment.results import FolderJournal, Header, Writer, _config_tables
+from fedcore.sim.experiment.runner import check_device, with_additions, write_config
 from fedcore.sim.experiment.schema import Trial
-from fedcore.sim.reports.figures import draw_holdings
+from fedcore.sim.reports.report import draw_holdings
 
 HEADER = Header("quickstart", "", "FedAvg", 0, 0, 1, "0")
 

@@ -28,7 +28,7 @@ from fedcore.model.safetensors import Safetensors, StoredFile
 from fedcore.options import Compute
 from fedcore.rules import Krum
 from fedcore.sim.experiment import load_results
-from fedcore.sim.experiment.run_folder import prepare
+from fedcore.sim.experiment.runner import prepare
 from fedcore.sim.experiment.schema import trials
 from tests.cli.command import invoke
 from tests.model.kill_merges import content, in_child

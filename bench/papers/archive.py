@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedcore.errors import MissingDataError
 from fedcore.sim.experiment.results import CONFIG, begun_runs, read, started
-from fedcore.sim.experiment.run_folder import BUILD
+from fedcore.sim.experiment.runner import BUILD
 
 
 def pack(folder: Path, archive: Path) -> list[Path]:

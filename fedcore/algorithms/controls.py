@@ -3,17 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from fedcore.algorithms.base import (
-    MEAN_GRADIENT,
-    NOTHING,
-    ROW_CHANGE,
-    Algorithm,
-    Cohort,
-    Direction,
-    H,
-    Placement,
-    Step,
-)
+from fedcore.algorithms.base import MEAN_GRADIENT, NOTHING, ROW_CHANGE, Algorithm, Cohort, Direction, H, Placement, Step
 from fedcore.kernels import Linear, Terms
 
 # SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.

@@ -38,7 +38,7 @@ def run(options: Options) -> None:
     from fedcore.sim.data import holdings
     from fedcore.sim.experiment import load_preset
     from fedcore.sim.experiment.config import load_and_partition
-    from fedcore.sim.reports.figures import draw_holdings, holdings_table
+    from fedcore.sim.reports.report import draw_holdings, holdings_table
 
     terminal.load_imports(options.imports)
     out, most = options.out, None if options.all else LINES

@@ -95,7 +95,7 @@ def run(options: Options) -> None:
     from fedcore.sim.experiment import load_preset
     from fedcore.sim.experiment.config import with_overrides
     from fedcore.sim.experiment.results import CONFIG
-    from fedcore.sim.experiment.run_folder import default_folder, with_additions
+    from fedcore.sim.experiment.runner import default_folder, with_additions
 
     terminal.load_imports(options.imports)
     require_backend(options)

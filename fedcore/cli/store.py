@@ -141,28 +141,36 @@ def info(options: Options) -> None:
     torn = saved.incomplete_change([options.path])
     log, damage = ([], []) if torn else _or_problem(saved.read_audit, options.path)
     problems += damage
-    newest = log[-1][0] if log else None
-    if options.json:
-        last = None if undo is None else {"what": undo.transaction, "before": undo.before}
-        facts: dict[str, Any] = {"undo": last, "open_round": waiting, "problems": problems, "to_load": hints}
-        facts |= {"age": age, "audited": newest, "incomplete": torn}
-        terminal.print_json(asdict(found) | facts)
-        _check_age(age, options)
-        return
+    facts: dict[str, Any] = {"open_round": waiting, "problems": problems, "to_load": hints, "age": age}
+    facts |= {"audited": log[-1][0] if log else None, "incomplete": torn}
+    last = None if undo is None else {"what": undo.transaction, "before": undo.before}
     rows = f"{found.rows:,} of {found.n:,} elements, {found.codec}, {terminal.bytes_text(found.row_bytes)} each"
     last_round = "none yet" if found.round is None or _is_new(opened.state) else found.round
     pairs = [("path", found.path), ("format", found.format), ("last round", last_round)]
-    pairs += [("last commit", f"{age:,.0f} s ago"), ("clients", f"{found.clients:,}"), ("rows", rows)]
+    pairs += [("clients", f"{found.clients:,}"), ("rows", rows)]
     pairs += [("free slots", f"{found.free:,}"), ("on disk", terminal.bytes_text(found.bytes))]
-    pairs += [("open round", f"{len(waiting):,} updates in the journal")] if waiting else []
-    pairs += [("newest audit document", newest)] if newest else []
-    pairs += [("to be rolled back", torn)] if torn else []
     pairs += [("undo", "nothing to roll back" if undo is None else f"{undo.transaction}, back to {undo.before}")]
     pairs += [("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers]
-    pairs += [("cannot be loaded", problem) for problem in problems] + [("to load it", hint) for hint in hints]
     shapes = {name: f"{dtype}[{', '.join(map(str, shape))}]" for name, (dtype, shape) in found.vectors.items()}
-    terminal.print_pairs([*pairs, *((f"vector {name}", shape) for name, shape in shapes.items())])
-    _check_age(age, options)
+    pairs += [(f"vector {name}", shape) for name, shape in shapes.items()]
+    _print_info(pairs, asdict(found) | {"undo": last} | facts, options)
+
+
+def _print_info(pairs: list[tuple[str, Any]], facts: dict[str, Any], options: Options) -> None:
+    """Print a store or a cluster, as JSON or as pairs; exit with ``FAILED`` if its last commit is too old."""
+    age, waiting = facts["age"], facts["open_round"]
+    if options.json:
+        terminal.print_json(facts)
+    else:
+        pairs += [("last commit", f"{age:,.0f} s ago")]
+        pairs += [("open round", f"{len(waiting):,} updates in the journal")] if waiting else []
+        shown = {"newest audit document": facts["audited"], "to be rolled back": facts["incomplete"]}
+        pairs += [(name, value) for name, value in shown.items() if value]
+        pairs += [("cannot be loaded", problem) for problem in facts["problems"]]
+        terminal.print_pairs([*pairs, *(("to load it", hint) for hint in facts.get("to_load", ()))])
+    if options.max_age is not None and age > options.max_age:
+        print(f"--max-age {options.max_age}: the last commit is {age:,.0f} s old", file=sys.stderr)
+        sys.exit(terminal.FAILED)
 
 
 def _stores(path: Path) -> list[Path]:
@@ -193,12 +201,6 @@ def _age(folder: Path) -> float:
     """Return the seconds since the last commit, which writes to the index or its log. Readers create an empty log."""
     files = [path.stat() for path in (folder / INDEX, folder / f"{INDEX}-wal") if path.is_file()]
     return time() - max((found.st_mtime for found in files if found.st_size), default=0.0)
-
-
-def _check_age(age: float, options: Options) -> None:
-    if options.max_age is not None and age > options.max_age:
-        print(f"--max-age {options.max_age}: the last commit is {age:,.0f} s old", file=sys.stderr)
-        sys.exit(terminal.FAILED)
 
 
 def verify(options: Options) -> None:
@@ -500,20 +502,10 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
         held = f"transaction {last.last}, {found['rows']:,} rows, {terminal.bytes_text(found['bytes'])} on disk"
         pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
     waiting, problems = _or_problem(saved.open_updates, file.parent, state)
-    torn = saved.incomplete_change([Path(shard.folder or "") for shard in shards])
-    pairs += [("to be rolled back", torn)] if torn else []
-    pairs += [("cannot be loaded", problem) for problem in problems]
-    newest = None if state is None else state["numbers"].get("audited")
-    pairs += [("newest audit document", newest)] if newest else []
-    if waiting:
-        pairs.append(("open round", f"{len(waiting):,} updates in the journal"))
-    if options.json:
-        whole = {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "open_round": waiting}
-        whole |= {"problems": problems, "age": age, "audited": newest, "incomplete": torn}
-        terminal.print_json(whole | {"shards": facts})
-    else:
-        terminal.print_pairs([*pairs, ("last commit", f"{age:,.0f} s ago")])
-    _check_age(age, options)
+    whole = {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "open_round": waiting}
+    whole |= {"problems": problems, "age": age, "audited": None if state is None else state["numbers"].get("audited")}
+    whole["incomplete"] = saved.incomplete_change([Path(shard.folder or "") for shard in shards])
+    _print_info(pairs, whole | {"shards": facts}, options)
 
 
 def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:

@@ -35,15 +35,7 @@ from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, VectorQuery
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
 from fedcore.server.step import Population, PreparedStep, Snapshot
-from fedcore.server.update import (
-    Kind,
-    SentSlices,
-    SlicedVector,
-    Slices,
-    Update,
-    as_vector,
-    read_vector,
-)
+from fedcore.server.update import Kind, SentSlices, SlicedVector, Slices, Update, as_vector, read_vector
 from fedcore.server.validation import ReadUpdate, UpdateReader, read_control
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import absolute

@@ -14,19 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arrays import (
-    F32,
-    F64,
-    LINE,
-    NARROW,
-    BufferPool,
-    as_array,
-    core,
-    dtype_name,
-    empty,
-    ieee,
-    tensor_over,
-)
+from fedcore.arrays import F32, F64, LINE, NARROW, BufferPool, as_array, core, dtype_name, empty, ieee, tensor_over
 from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum

@@ -133,7 +133,7 @@ class SecureClient(Represented):
         elif kind == SURVIVORS and self._identity is not None:
             self._survivors = self._checked(body)
             signature = crypto.sign(self._identity, OF_SURVIVORS, self._context, self._survivors)
-            answer = wire.write_signed(session, signature)
+            answer = wire.header(wire.SIGNED, session) + signature
         elif kind == SURVIVORS:
             answer = self._show(session, self._checked(body))
         else:
@@ -168,7 +168,7 @@ class SecureClient(Represented):
         self._session, self._index, self._clients = session, opening.number, opening.clients
         self._context = wire.context_of(session, opening._replace(encoding=encoding.to_state()))
         self._sealing, self._masking, self._seed = crypto.new_secret(), crypto.new_secret(), crypto.new_secret()
-        return wire.write_keys(session, self._own_keys())
+        return wire.header(wire.KEYS, session) + wire.ADVERTISED.pack(*self._own_keys())
 
     def _own_keys(self) -> PublicKeys:
         keys = PublicKeys(crypto.public_key(self._sealing), crypto.public_key(self._masking))
@@ -198,7 +198,7 @@ class SecureClient(Represented):
             sealed = crypto.seal(key, seeds[index] + keys[index], path)
             dealt[index] = Dealt(crypto.digest(seeds[index], context), crypto.digest(keys[index], context), sealed)
         self._threshold, self._group, self._context = threshold, group, context
-        return wire.write_dealt(wire.SHARES, session, crypto.digest(self._seed, context), dealt)
+        return wire.write(wire.SHARES, session, dealt, crypto.digest(self._seed, context))
 
     def _require_peers(self, group: Mapping[int, PublicKeys]) -> None:
         """Check that each other client of the group is a different peer that signed its keys for this invitation."""
@@ -241,7 +241,7 @@ class SecureClient(Represented):
 
     def _checked(self, body: memoryview) -> bytes:
         """Return the list of survivors, if the client may show shares for it."""
-        survivors = set(wire.read_survivors(body))
+        survivors = set(wire.read(SURVIVORS, body))
         if self._index not in survivors or max(survivors) >= self._clients:
             raise ArrayError("survivors: the client's own index is missing, or an index is out of range")
         if not survivors & self._group.keys() <= set(self._dealers):
@@ -259,7 +259,7 @@ class SecureClient(Represented):
         signed = sum(
             index in self._group
             and crypto.is_signed(self._group[index].identity, signature, OF_SURVIVORS, self._context, self._survivors)
-            for index, signature in wire.read_signatures(body).items()
+            for index, (signature,) in wire.read(SIGNATURES, body).items()
         )
         if signed < self._threshold:
             raise RoundError(
@@ -267,13 +267,13 @@ class SecureClient(Represented):
             )
 
     def _show(self, session: bytes, listed: bytes) -> bytes:
-        survivors = set(wire.read_survivors(memoryview(listed)))
+        survivors = set(wire.read(SURVIVORS, memoryview(listed)))
         shown = {}
         for index, shares in self._held.items():
             is_seed = index in survivors
             shown[index] = is_seed, shares[: crypto.SHARE] if is_seed else shares[crypto.SHARE :]
         self._held = {}  # they are of no further use
-        return wire.write_opened(session, shown)
+        return wire.write(wire.OPENED, session, shown)
 
     # A client whose process ends between two messages keeps its state.
 

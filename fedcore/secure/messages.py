@@ -32,6 +32,8 @@ MEMBER = struct.Struct(f"<I{KEY}s{KEY}s{KEY}s{SIGNATURE}s")
 VOUCHED = struct.Struct(f"<I{SIGNATURE}s")
 DEALT = struct.Struct(f"<I{HASH}s{HASH}s{SEALED}s")
 SHOWN = struct.Struct(f"<IB{SHARE}s")
+ENTRIES = {ROSTER: MEMBER, SHARES: DEALT, INBOX: DEALT, SURVIVORS: NUMBER, SIGNATURES: VOUCHED, OPENED: SHOWN}
+"""The fields of a client's entry, of which the first is its index."""
 
 
 class Opening(NamedTuple):
@@ -94,14 +96,34 @@ def _require_size(name: str, body: memoryview, size: int) -> None:
         raise ArrayError(f"{name}: expected {size} bytes after the header, got {len(body)}")
 
 
-def _entries(name: str, body: memoryview, fields: struct.Struct) -> list[tuple[Any, ...]]:
-    """Return the entries that fill a body; each starts with the index of a different client, in ascending order."""
+def write(kind: int, session: bytes, entries: Mapping[int, Sequence[Any]], first: bytes = b"") -> bytes:
+    """Return a message with an entry for each client.
+
+    ``ROSTER`` has the keys of a client's group, itself included, after the threshold; ``SHARES`` a client's shares for
+    its group, after the digest of its seed; ``INBOX`` a group's shares for a client; ``SURVIVORS`` the clients whose
+    masked words arrived; ``SIGNATURES`` those of a client's group; and ``OPENED`` a holder's shares: (whether the
+    client survived, so that the share is of its seed, the share).
+
+    Args:
+        entries: the fields of the entries by the clients' indices.
+        first: the bytes before the entries.
+    """
+    return (
+        header(kind, session)
+        + first
+        + b"".join(ENTRIES[kind].pack(index, *entries[index]) for index in sorted(entries))
+    )
+
+
+def read(kind: int, body: memoryview) -> dict[int, tuple[Any, ...]]:
+    """Return the entries that fill a body by the clients' indices, which ascend."""
+    fields, name = ENTRIES[kind], NAMES[kind]
     if len(body) % fields.size:
         raise ArrayError(f"{name}: {len(body)} bytes are no multiple of {fields.size}")
     entries = list(fields.iter_unpack(body))
     if any(after[0] <= before[0] for before, after in pairwise(entries)):
         raise ArrayError(f"{name}: the clients' indices must ascend")
-    return entries
+    return {index: tuple(entry) for index, *entry in entries}
 
 
 def write_open(session: bytes, opening: Opening) -> bytes:
@@ -129,21 +151,10 @@ def read_open(body: memoryview) -> Opening:
     return opening
 
 
-def write_keys(session: bytes, keys: PublicKeys) -> bytes:
-    """Return a client's advertised keys."""
-    return header(KEYS, session) + ADVERTISED.pack(*keys)
-
-
 def read_keys(body: memoryview) -> PublicKeys:
     """Return advertised keys; whether a key is valid shows when it is used."""
     _require_size("keys", body, ADVERTISED.size)
     return PublicKeys(*ADVERTISED.unpack(body))
-
-
-def write_roster(session: bytes, threshold: int, group: Mapping[int, PublicKeys]) -> bytes:
-    """Return the keys of a client's group, itself included."""
-    members = (MEMBER.pack(index, *group[index]) for index in sorted(group))
-    return header(ROSTER, session) + NUMBER.pack(threshold) + b"".join(members)
 
 
 def read_roster(body: memoryview) -> tuple[int, dict[int, PublicKeys]]:
@@ -151,13 +162,7 @@ def read_roster(body: memoryview) -> tuple[int, dict[int, PublicKeys]]:
     if len(body) < NUMBER.size:
         raise ArrayError("roster: the threshold is missing")
     (threshold,) = NUMBER.unpack(body[: NUMBER.size])
-    members = _entries("roster", body[NUMBER.size :], MEMBER)
-    return threshold, {index: PublicKeys(*keys) for index, *keys in members}
-
-
-def write_dealt(kind: int, session: bytes, first: bytes, dealt: Mapping[int, Dealt]) -> bytes:
-    """Return a client's shares for its group (``SHARES``), or a group's shares for a client (``INBOX``)."""
-    return header(kind, session) + first + b"".join(DEALT.pack(index, *dealt[index]) for index in sorted(dealt))
+    return threshold, {index: PublicKeys(*keys) for index, keys in read(ROSTER, body[NUMBER.size :]).items()}
 
 
 def read_shares(body: memoryview) -> tuple[bytes, dict[int, Dealt]]:
@@ -169,7 +174,7 @@ def read_shares(body: memoryview) -> tuple[bytes, dict[int, Dealt]]:
 
 def read_inbox(body: memoryview) -> dict[int, Dealt]:
     """Return what each client dealt."""
-    return {index: Dealt(*dealt) for index, *dealt in _entries("shares", body, DEALT)}
+    return {index: Dealt(*dealt) for index, dealt in read(SHARES, body).items()}
 
 
 def write_masked(session: bytes, words: U64) -> bytes:
@@ -183,48 +188,16 @@ def read_masked(body: memoryview, n: int) -> U64:
     return np.frombuffer(body, "<u8", n)
 
 
-def write_survivors(session: bytes, survivors: Sequence[int]) -> bytes:
-    """Return the list of the clients whose masked words arrived."""
-    return header(SURVIVORS, session) + b"".join(NUMBER.pack(index) for index in sorted(survivors))
-
-
-def read_survivors(body: memoryview) -> list[int]:
-    """Return the indices."""
-    return [index for (index,) in _entries("survivors", body, NUMBER)]
-
-
-def write_signed(session: bytes, signature: bytes) -> bytes:
-    """Return a client's signature of the survivors that it was sent."""
-    return header(SIGNED, session) + signature
-
-
 def read_signed(body: memoryview) -> bytes:
     """Return the signature."""
     _require_size("signed", body, SIGNATURE)
     return bytes(body)
 
 
-def write_signatures(session: bytes, signatures: Mapping[int, bytes]) -> bytes:
-    """Return the signatures of a client's group."""
-    entries = (VOUCHED.pack(index, signatures[index]) for index in sorted(signatures))
-    return header(SIGNATURES, session) + b"".join(entries)
-
-
-def read_signatures(body: memoryview) -> dict[int, bytes]:
-    """Return the signatures by client."""
-    return dict(_entries("signatures", body, VOUCHED))
-
-
-def write_opened(session: bytes, shown: Mapping[int, tuple[bool, bytes]]) -> bytes:
-    """Return a holder's shares: (whether the client survived, so that the share is of its seed, the share)."""
-    entries = (SHOWN.pack(index, *shown[index]) for index in sorted(shown))
-    return header(OPENED, session) + b"".join(entries)
-
-
 def read_opened(body: memoryview) -> dict[int, tuple[bool, bytes]]:
     """Return the shares by client."""
-    entries = _entries("opened", body, SHOWN)
-    for _, is_seed, share in entries:
+    entries = read(OPENED, body)
+    for is_seed, share in entries.values():
         if is_seed > 1 or int.from_bytes(share, "little") >= PRIME:
             raise ArrayError("opened: a share is out of range")
-    return {index: (bool(is_seed), share) for index, is_seed, share in entries}
+    return {index: (bool(is_seed), share) for index, (is_seed, share) in entries.items()}

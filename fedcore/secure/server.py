@@ -265,7 +265,7 @@ class SecureServer(Represented):
 
     def _roster(self, index: int) -> bytes:
         group = {other: self._keys[other] for other in self._groups[index]}
-        return wire.write_roster(self._session, self._threshold, group)
+        return wire.write(wire.ROSTER, self._session, group, wire.NUMBER.pack(self._threshold))
 
     # Phase 2: shares.
 
@@ -283,7 +283,7 @@ class SecureServer(Represented):
     def _inbox(self, index: int) -> bytes:
         dealers = [other for other in self._groups[index] if other in self._dealt]
         dealt = {other: self._dealt[other][1][index] for other in dealers}
-        return wire.write_dealt(wire.INBOX, self._session, b"", dealt)
+        return wire.write(wire.INBOX, self._session, dealt)
 
     def _require_groups(self, what: str, owners: Iterable[int], holders: Any) -> None:
         """Check that enough holders are left in the group of each owner of secrets."""
@@ -310,7 +310,7 @@ class SecureServer(Represented):
         self._add_held()
         self._require_enough("masked", len(self._summed))
         self._require_groups("masked", self._dealt, self._summed)
-        self._survivors = wire.write_survivors(self._session, sorted(self._summed))
+        self._survivors = wire.write(wire.SURVIVORS, self._session, dict.fromkeys(self._summed, ()))
         self._send(dict.fromkeys(self._summed, self._survivors))
         self.survivors = tuple(self._ids[index] for index in sorted(self._summed))
 
@@ -327,8 +327,8 @@ class SecureServer(Represented):
         self._send({i: self._signatures_for(i) for i in self._signatures})
 
     def _signatures_for(self, index: int) -> bytes:
-        group = {other: self._signatures[other] for other in self._groups[index] if other in self._signatures}
-        return wire.write_signatures(self._session, group)
+        group = {other: (self._signatures[other],) for other in self._groups[index] if other in self._signatures}
+        return wire.write(wire.SIGNATURES, self._session, group)
 
     # The last phase: opening.
 

@@ -44,15 +44,7 @@ from fedcore.arrays import (
     spans,
     to_host,
 )
-from fedcore.errors import (
-    ArrayError,
-    DtypeError,
-    FedcoreError,
-    RangeError,
-    RoundError,
-    ShapeError,
-    UnknownNameError,
-)
+from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.kernels import Codes, dequantise, quantise
 from fedcore.model import Layout
 from fedcore.model.safetensors import Safetensors

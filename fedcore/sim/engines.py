@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, LocalDescent, MimiC, is_computed_locally, local_rules
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, MimiC, is_computed_locally, local_rules
 from fedcore.algorithms.local_rules import Indices, LocalRule, Sgd, Table
 from fedcore.arrays import F32, copy_into, to_host
 from fedcore.errors import FedcoreError, RangeError, StoreError, UnknownClientError
@@ -18,7 +18,7 @@ from fedcore.files import reading, replacing
 from fedcore.server import Broadcast, Report, Server, Update
 from fedcore.server.broadcast import Instructions, WholeVectors
 from fedcore.sim.clock import Arrivals
-from fedcore.sim.network import Network, NetworkReport
+from fedcore.sim.network import Network
 from fedcore.sim.participation import Active
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer, shorten
@@ -473,22 +473,15 @@ class AtWork(EngineWrapper):
             self.arrivals.skip(int(file["count"]))
 
 
-class Nodes:
-    """A ``Network`` with the interface of a server, for the loop of a trial."""
+class Nodes(Network):
+    """A ``Network`` with the interface of a server, for the loop of a trial, which sets its ``algorithm``."""
 
-    def __init__(self, network: Network, algorithm: LocalDescent) -> None:
-        self.network = network
-        self.algorithm: Algorithm = algorithm
-
-    @property
-    def round_number(self) -> int:
-        """The number of finished rounds."""
-        return self.network.round_number
+    algorithm: Algorithm
 
     @property
     def x(self) -> F32:
         """The network's output, sum_j q_j y_j, float32[n]."""
-        return self.network.output()
+        return self.output()
 
     def broadcast(self, ids: Iterable[ClientId]) -> Broadcast:
         """Return the common broadcast to these nodes; its x is the output, but each node starts from its own model.
@@ -496,35 +489,27 @@ class Nodes:
         Its ``bytes`` count the models that these nodes receive from each other.
         """
         nodes = np.array(list(ids), np.int64)
-        among = self.network.W[np.ix_(nodes, nodes)]
+        among = self.W[np.ix_(nodes, nodes)]
         edges = int(np.count_nonzero(among)) - int(np.count_nonzero(np.diag(among)))
-        return self._broadcast(tuple(nodes.tolist()), self.x, 4 * self.network.layout.n * edges)
+        return self._broadcast(tuple(nodes.tolist()), self.x, 4 * self.layout.n * edges)
 
     def of(self, node: int) -> Broadcast:
         """Return the broadcast to one node; its x is the node's model."""
-        return self._broadcast((node,), self.network.models[node], 0)
+        return self._broadcast((node,), self.models[node], 0)
 
     def _broadcast(self, ids: tuple[int, ...], x: F32, count: int) -> Broadcast:
-        zeros = np.zeros(self.network.layout.n_parameters, np.float32)
+        zeros = np.zeros(self.layout.n_parameters, np.float32)
         return Broadcast(
             ids=ids,
             round=self.round_number,
-            lr=self.network.lr,
-            lr_of_step=self.network.lr_of_step,
+            lr=self.lr,
+            lr_of_step=self.lr_of_step,
             **{name: getattr(self.algorithm.direction, name) for name in ("a", "b", "mu")},
             local_rule=self.algorithm.local_rule,
             has_offset=False,
             bytes=count,
             vectors=WholeVectors(x, None, lambda client, out: zeros),
         )
-
-    def round(self, updates: Iterable[Update]) -> NetworkReport:
-        """Run a whole round: add the updates, and mix the models."""
-        return self.network.round(updates)
-
-    def save(self, path: Path) -> None:
-        """Write a copy, which ``Network.load`` reads."""
-        self.network.save(path)
 
 
 class NodesEngine(EngineWrapper):

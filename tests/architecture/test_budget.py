@@ -9,25 +9,25 @@ from pathlib import Path
 import fedcore
 
 ROOT = Path(fedcore.errors.__file__).parent.parent
-FILES_IN_FEDCORE = 174
+FILES_IN_FEDCORE = 168
 FILES_IN_A_FOLDER = 16
 FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 7_021,
+    "bench": 7_025,
     "csrc": 11_731,
-    "tests": 66_236,
+    "tests": 66_234,
     "fedcore": 2_812,
-    "fedcore/adapters": 2_859,
-    "fedcore/algorithms": 1_292,
-    "fedcore/cli": 1_636,
-    "fedcore/cluster": 2_276,
+    "fedcore/adapters": 2_840,
+    "fedcore/algorithms": 1_282,
+    "fedcore/cli": 1_627,
+    "fedcore/cluster": 2_268,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_520,
-    "fedcore/server": 7_263,
-    "fedcore/sim": 7_862,
-    "fedcore/secure": 1_069,
+    "fedcore/model": 2_508,
+    "fedcore/server": 7_255,
+    "fedcore/sim": 7_748,
+    "fedcore/secure": 1_056,
     "fedcore/testing": 1_055,
     "fedcore/rules": 782,
     "fedcore/store": 3_939,

@@ -66,7 +66,7 @@ def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at
 
     where = {
         "before the folder": "fedcore.sim.experiment.runner.data.find",
-        "within it": "fedcore.sim.experiment.run_folder.write_config",
+        "within it": "fedcore.sim.experiment.runner.write_config",
         "before a round": "fedcore.sim.experiment.runner.run_jobs",
     }
     monkeypatch.setattr(where[at], interrupted)

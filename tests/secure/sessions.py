@@ -42,7 +42,7 @@ def spoiled_shares(message):
     """Return shares that no holder can decrypt."""
     digest, shares = wire.read_shares(memoryview(message)[wire.HEADER.size :])
     shares = {i: one._replace(sealed=bytes(len(one.sealed))) for i, one in shares.items()}
-    return wire.write_dealt(wire.SHARES, message[16:32], digest, shares)
+    return wire.write(wire.SHARES, message[16:32], shares, digest)
 
 
 LIES = [(wire.MASKED, spoiled_words), (wire.SHARES, spoiled_digest), (wire.SHARES, spoiled_shares)]

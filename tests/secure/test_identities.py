@@ -32,7 +32,7 @@ def roster_with(session, index, **changed):
     """Return client 0's roster with other keys of a client."""
     group = dict(session.server._keys)
     group[index] = group[index]._replace(**changed)
-    return wire.write_roster(session.server._session, session.server._threshold, group)
+    return wire.write(wire.ROSTER, session.server._session, group, wire.NUMBER.pack(session.server._threshold))
 
 
 def test_a_server_cannot_replace_a_key():
@@ -114,13 +114,15 @@ def test_no_sum_opens_whose_clients_got_different_rosters(lying, members, others
     session = Session(5, is_signed=True).until("shares")
     honest, group = session.server, {i: session.server._keys[i] for i in members}
     for i in others:  # another threshold, or no client 0
-        honest.messages[i] = wire.write_roster(honest._session, 5 if len(group) == 5 else 4, group)
+        honest.messages[i] = wire.write(
+            wire.ROSTER, honest._session, group, wire.NUMBER.pack(5 if len(group) == 5 else 4)
+        )
     if len(group) == 5:
         honest._threshold = 5  # enough shares for either threshold
     else:
         honest._groups = {i: sorted(group) if i in others else [*range(5)] for i in range(5)}
-        honest._inbox = lambda i: wire.write_dealt(
-            *(wire.INBOX, honest._session, b""),
+        honest._inbox = lambda i: wire.write(
+            *(wire.INBOX, honest._session),
             {j: honest._dealt[j][1].get(i, honest._dealt[0][1][1]) for j in honest._groups[i]},
         )
     assert outcome(lambda: session.until("closed")) in ("ArrayError", "RoundError")
@@ -159,12 +161,12 @@ def test_keys_of_another_session_are_rejected():
 def test_clients_that_were_sent_different_survivors_show_nothing():
     """Of 7 clients, 5 must sign the same list; the server tells 4 of them another one."""
     session = Session(7, is_signed=True).until("signed")
-    other = wire.write_survivors(session.server._session, range(6))
+    other = wire.write(wire.SURVIVORS, session.server._session, dict.fromkeys(range(6), ()))
     signatures = {}
     for i in range(7):
         sent = other if i in (0, 1, 2, 3) else session.server.messages[i]
-        signatures[i] = session.clients[i].answer(sent)[wire.HEADER.size :]
-    message = wire.write_signatures(session.server._session, signatures)
+        signatures[i] = (session.clients[i].answer(sent)[wire.HEADER.size :],)
+    message = wire.write(wire.SIGNATURES, session.server._session, signatures)
     for i, count in ((0, 4), (6, 3)):
         with pytest.raises(RoundError, match=f"{count} clients signed the same survivors, but the threshold is 5"):
             session.clients[i].answer(message)
@@ -196,7 +198,7 @@ def test_both_sides_agree_on_identities():
 def test_a_signed_client_demands_more_than_two_thirds():
     session = Session(6, is_signed=True).until("shares")
     for threshold, is_enough in ((4, False), (5, True)):
-        roster = wire.write_roster(session.server._session, threshold, session.server._keys)
+        roster = wire.write(wire.ROSTER, session.server._session, session.server._keys, wire.NUMBER.pack(threshold))
         if is_enough:
             session.clients[0].answer(roster)
         else:

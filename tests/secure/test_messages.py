@@ -146,13 +146,13 @@ def dealt(answer, holders):
     """Return a client's shares, which the holders cannot decrypt."""
     digest, shares = wire.read_shares(memoryview(answer)[wire.HEADER.size :])
     shares |= {i: shares[i]._replace(sealed=bytes(len(shares[i].sealed))) for i in holders}
-    return answer[: wire.HEADER.size + len(digest)] + wire.write_dealt(0, b"", b"", shares)[wire.HEADER.size :]
+    return answer[: wire.HEADER.size + len(digest)] + wire.write(wire.SHARES, b"", shares)[wire.HEADER.size :]
 
 
 def shown(answer, owners):
     """Return a holder's shares, without those of some owners."""
     shares = wire.read_opened(memoryview(answer)[wire.HEADER.size :])
-    return wire.write_opened(answer[16:32], {owner: one for owner, one in shares.items() if owner not in owners})
+    return wire.write(wire.OPENED, answer[16:32], {k: one for k, one in shares.items() if k not in owners})
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_client_refuses_another_key_of_its_own_and_a_key_twice(change):
         (keys | {2: keys[2]._replace(sealing=keys[1].sealing)}, "a key occurs twice"),
     ):
         with pytest.raises(ArrayError, match=reason):
-            session.clients[0].answer(wire.write_roster(session.server._session, 3, group))
+            session.clients[0].answer(wire.write(wire.ROSTER, session.server._session, group, wire.NUMBER.pack(3)))
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -236,13 +236,13 @@ def test_a_client_never_shows_both_secrets_of_another():
     """A server that asks twice, or leaves the client out, gets no answer; nor does one with a low threshold."""
     session = Session(4).until("opened")
     session.answer(1)
-    survivors = wire.write_survivors(session.server._session, [1, 2, 3])
+    survivors = wire.write(wire.SURVIVORS, session.server._session, {1: (), 2: (), 3: ()})
     with pytest.raises(ArrayError, match="expected no further message"):
         session.clients[1].answer(survivors)
     with pytest.raises(ArrayError, match="own index is missing"):
         session.clients[0].answer(survivors)
     fresh = Session(4).until("shares")
-    roster = wire.write_roster(fresh.server._session, 2, fresh.server._keys)
+    roster = wire.write(wire.ROSTER, fresh.server._session, fresh.server._keys, wire.NUMBER.pack(2))
     with pytest.raises(FedcoreError, match="more than half"):
         fresh.clients[0].answer(roster)
 

@@ -1,7 +1,7 @@
 """Masked sums in Flower: strategies whose server cannot read a single update, and the mod of their ClientApps."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import ERROR
 from typing import Any
 
@@ -204,15 +204,7 @@ class SecureFedNova(SecureStrategy, method=algorithms.FedNova):
 
 
 def secure_mod(
-    *,
-    min_clients: int = 2,
-    identity: bytes | None = None,
-    peers: Collection[bytes] = (),
-    noise: float = 0.0,
-    max_norm: float | None = None,
-    steps: int | str | None = None,
-    weighted_by_key: str = EXAMPLES,
-    arrays: str = "arrays",
+    *, steps: int | str | None = None, weighted_by_key: str = EXAMPLES, arrays: str = "arrays", **options: Any
 ) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
     """Return the mod that masks the training replies of a ClientApp: ``ClientApp(mods=[secure_mod()])``.
 
@@ -220,12 +212,13 @@ def secure_mod(
     to train without masks, so that no server gets its plain update.
 
     Args:
-        min_clients, identity, peers, noise, max_norm: as for ``SecureClient``.
         steps: the number of local steps, or the name of its metric, for replies without ``Task.reply``. Default: 1,
             where models are averaged.
         weighted_by_key: the metric with the number of examples, an integer.
         arrays: the strategy's ``arrayrecord_key``.
+        options: those of ``SecureClient``: ``min_clients``, ``identity``, ``peers``, ``noise`` and ``max_norm``.
     """
+    SecureClient(**options)  # raises an error now if an option is wrong
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
@@ -234,8 +227,7 @@ def secure_mod(
         if not data:
             raise ArrayError("message: the server asks for an update without masks; use a SecureStrategy")
         states = context.state.config_records
-        limits: dict[str, Any] = {"min_clients": min_clients, "noise": noise, "max_norm": max_norm}
-        client = SecureClient(identity=identity, peers=peers, **limits)
+        client = SecureClient(**options)
         if not SecureClient.opens(data) and SECURE in states:
             client = SecureClient.from_state(json.loads(str(states[SECURE]["state"])))
         words = None

@@ -1,7 +1,7 @@
 """Masked sums in NVFlare: a workflow whose server cannot read a single update, and the sites' side."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -161,22 +161,11 @@ class SecureSite:
 
     Args:
         train: returns the reply to a received model, as without masks; called once per round.
-        min_clients, identity, peers, noise, max_norm: as for ``SecureClient``.
+        options: those of ``SecureClient``: ``min_clients``, ``identity``, ``peers``, ``noise`` and ``max_norm``.
     """
 
-    def __init__(
-        self,
-        train: Callable[[FLModel], FLModel],
-        *,
-        min_clients: int = 2,
-        identity: bytes | None = None,
-        peers: Collection[bytes] = (),
-        noise: float = 0.0,
-        max_norm: float | None = None,
-    ) -> None:
-        self._train = train
-        limits: dict[str, Any] = {"min_clients": min_clients, "noise": noise, "max_norm": max_norm}
-        self._new = partial(SecureClient, identity=identity, peers=peers, **limits)
+    def __init__(self, train: Callable[[FLModel], FLModel], **options: Any) -> None:
+        self._train, self._new = train, partial(SecureClient, **options)
         self._client = self._new()
 
     def answer(self, received: FLModel) -> FLModel:

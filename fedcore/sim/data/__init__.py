@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import RangeError
-from fedcore.sim.data import synthetic
+from fedcore.sim.data import datasets
 from fedcore.sim.data.arrays import Dataset, from_arrays, from_hf, from_torch, holdings
-from fedcore.sim.data.datasets import PUBLISHED, Published, find_files, load_cifar10, load_digits, load_idx
 from fedcore.sim.data.partitions import (
     dirichlet,
     divide,
@@ -49,17 +48,17 @@ class Source:
     find: Callable[[], list[Path]] | None = None
 
 
-def _source(name: str, published: Published) -> Source:
-    reader = load_cifar10 if name == "cifar-10" else partial(load_idx, name)
-    return Source(reader, published.about, published.shape, published.classes, find=partial(find_files, name))
+def _source(name: str, published: datasets.Published) -> Source:
+    reader = datasets.load_cifar10 if name == "cifar-10" else partial(datasets.load_idx, name)
+    return Source(reader, published.about, published.shape, published.classes, find=partial(datasets.find_files, name))
 
 
-_generated = partial(Source, shape=(synthetic.FEATURES,), classes=synthetic.CLASSES, generated=True)
+_generated = partial(Source, shape=(datasets.FEATURES,), classes=datasets.CLASSES, generated=True)
 _ROWS: dict[str, Source] = {
-    "digits": Source(load_digits, "1,797 handwritten digits, in scikit-learn", (1, 8, 8), 10),
-    **{name: _source(name, published) for name, published in PUBLISHED.items()},
-    "synthetic": _generated(synthetic.load, "SYNTHETIC(alpha, beta), a law for each client"),
-    "synthetic-iid": _generated(synthetic.load_iid, "SYNTHETIC, one law for all clients"),
+    "digits": Source(datasets.load_digits, "1,797 handwritten digits, in scikit-learn", (1, 8, 8), 10),
+    **{name: _source(name, published) for name, published in datasets.PUBLISHED.items()},
+    "synthetic": _generated(datasets.load_synthetic, "SYNTHETIC(alpha, beta), a law for each client"),
+    "synthetic-iid": _generated(datasets.load_synthetic_iid, "SYNTHETIC, one law for all clients"),
 }
 REGISTRY: Registry[Source] = Registry(
     "data", _ROWS, expected="a fedcore.sim.data.Source", fits=lambda row: isinstance(row, Source), group="fedcore.data"

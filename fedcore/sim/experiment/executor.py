@@ -16,8 +16,8 @@ from fedcore.files import read_bytes, write_text
 from fedcore.profiling import Recorded, absorb, profile, room
 from fedcore.runtime import hide_warnings_of_others, import_quietly, set_threads, threads
 from fedcore.sim.checks import Checked, Real, Whole
-from fedcore.sim.experiment.journal import SECONDS, Begun, Copy, Entry, FolderJournal, SentJournal, record_of
-from fedcore.sim.experiment.results import RoundRecord
+from fedcore.sim.experiment import results
+from fedcore.sim.experiment.results import SECONDS, Begun, Copy, Entry, FolderJournal, RoundRecord, SentJournal
 from fedcore.sim.experiment.schema import Trial
 from fedcore.validation import Represented, load_module
 
@@ -30,7 +30,7 @@ SLICE = 0.25
 
 @dataclass(frozen=True)
 class Job:
-    """A trial, its run's folder (see ``run_folder.prepare``), and its run's name for messages (``group``)."""
+    """A trial, its run's folder (see ``runner.prepare``), and its run's name for messages (``group``)."""
 
     trial: Trial
     folder: Path
@@ -380,7 +380,7 @@ def _failed(tasks: Iterable[_Task]) -> list[Event]:
 
 
 def _traceback_file(trial: Trial, folder: Path) -> Path:
-    return record_of(trial, folder).with_suffix(".traceback.txt")
+    return results.record_of(trial, folder).with_suffix(".traceback.txt")
 
 
 def _outcome(run: Callable[..., None], *arguments: Any) -> Ended:

@@ -14,8 +14,7 @@ from fedcore.errors import ConfigError
 from fedcore.sim.experiment.config import load_preset
 from fedcore.sim.experiment.executor import Event
 from fedcore.sim.experiment.results import CONFIG, load_results
-from fedcore.sim.experiment.run_folder import default_folder, with_additions
-from fedcore.sim.experiment.runner import run_experiment
+from fedcore.sim.experiment.runner import default_folder, run_experiment, with_additions
 from fedcore.sim.experiment.schema import trials
 from fedcore.validation import Represented, absolute, expand_home
 
@@ -59,8 +58,7 @@ class Run(Represented):
             measure: "accuracy" or "loss".
             settings: ``band`` and ``smooth``, as in the configuration's table ``report``.
         """
-        from fedcore.sim.reports.figures import Drawing, curves
-        from fedcore.sim.reports.report import read_run
+        from fedcore.sim.reports.report import Drawing, curves, read_run
 
         records, config = read_run(self.folder, settings)
         return curves(records, None, Drawing(config.report, config.pictures.over, "", measure, config.shifts))

@@ -1,26 +1,337 @@
-"""Run one experiment, or a sweep over several experiments and grids."""
+"""Run one experiment, or a sweep over several experiments and grids; and the folder of a run."""
 
+import errno
+import fcntl
+import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcore.arrays import CPU
-from fedcore.errors import ConfigError, MissingDataError
-from fedcore.files import inside, read_bytes
+from fedcore.errors import ConfigError, DeviceError, LockedError, MissingDataError
+from fedcore.files import inside, read_bytes, read_text, replacing
+from fedcore.runtime import build_info
 from fedcore.sim import data
+from fedcore.sim.experiment import results
+from fedcore.sim.experiment.changes import changes, combined, differences
 from fedcore.sim.experiment.config import points
 from fedcore.sim.experiment.executor import Event, Job, OnEvent, run_in_processes, run_in_this_process
-from fedcore.sim.experiment.journal import CHECKPOINTS, is_complete
-from fedcore.sim.experiment.results import CONFIG, RECORDS
-from fedcore.sim.experiment.run_folder import choose_batching, extend, folder_lock, prepare, run_lock, with_additions
-from fedcore.sim.experiment.schema import Experiment, Trial, trials
-from fedcore.validation import absolute
+from fedcore.sim.experiment.results import CONFIG, RECORDS, is_complete, lengthen, parse_tables
+from fedcore.sim.experiment.schema import Experiment, FromRegistry, Trial, changed, error_of, trials
+from fedcore.validation import absolute, shorten
 
-if TYPE_CHECKING:
-    from fedcore.sim.experiment.trial import MakeEngine  # imports torch, which the process of a run does not need
+if TYPE_CHECKING:  # these modules import torch, which the process of a run does not need
+    from fedcore.sim.batching.batched_sgd import Way
+    from fedcore.sim.experiment.trial import MakeEngine
+
+BUILD = "build.json"
+EXTENSIBLE = {"rounds", "seeds", "algorithms"}
+"""The keys whose values may grow when a run is resumed."""
+FREE = {"grid", "pictures", "report", "changes", "inherited", "device", "server_device"}
+"""The keys that may change, since results do not depend on them; ``check_device`` checks devices."""
+_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""The errors of a file system that cannot lock folders, such as NFS."""
+
+
+@contextmanager
+def folder_lock(folders: Iterable[Path]) -> Iterator[None]:
+    """Create folders, and lock them for this process; raise a LockedError if they are in use. Readers need no lock.
+
+    A lock also excludes runs in the subfolders, which use ``run_lock``. It creates no file, and ends with this process
+    and all its forks. On a file system without locks it has no effect.
+    """
+    with ExitStack() as stack:
+        for folder in dict.fromkeys(folders):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
+            _lock(folder, fcntl.LOCK_EX, stack)
+        yield
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Lock the folder of a run, and share the lock of its parent, which may be a sweep. See ``folder_lock``."""
+    with folder_lock([folder]), ExitStack() as stack:
+        with suppress(PermissionError):  # a parent that this user cannot open is not this user's sweep
+            _lock(folder.parent, fcntl.LOCK_SH, stack)
+        yield
+
+
+def _lock(folder: Path, how: int, stack: ExitStack) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LockedError(f"{folder}: is in use by another run; wait, stop it, or choose another folder") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    else:
+        # Closing the descriptor is not enough, since a forked process may have a copy of it.
+        stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """Return ``runs/PRESET-DATE-TIME``, relative to the working directory."""
+    return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def prepare(
+    folder: Path, experiment: Experiment, engine: Callable[..., object] | None = None, *, in_sweep: bool = False
+) -> None:
+    """Create a run's folder, and write ``config.json`` (which can be run again) and ``build.json``.
+
+    The folder may hold the files of a ``prepare`` that was killed.
+
+    Args:
+        engine: recorded in ``build.json``; the run may resume with a different one. Default: processes on this machine.
+        in_sweep: whether the folder may hold other folders and reports.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not in_sweep and {file.name for file in folder.iterdir()} - {RECORDS, BUILD}:
+            raise ConfigError(
+                f"output folder: must be new or empty, but {folder} contains files; resume or extend it "
+                "(resume=True, or fedcore run FOLDER --resume), or choose another folder"
+            )
+        _require_unfinished(folder)
+        (folder / RECORDS).mkdir(exist_ok=True)
+        build = build_info() | {"engine": _engine_facts(engine), "device": _device_facts(experiment)}
+        build["working_folder"] = str(Path.cwd())  # relative paths in the configuration refer to it
+        with replacing(folder / BUILD) as file:
+            file.write(json.dumps(build, indent=2) + "\n")
+        write_config(folder, experiment)
+    except OSError as error:
+        raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
+
+
+def write_config(folder: Path, experiment: Experiment) -> None:
+    """Write or replace ``config.json`` atomically."""
+    with replacing(folder / CONFIG) as file:
+        file.write(experiment.model_dump_json(indent=2, exclude_none=True) + "\n")
+
+
+def _require_unfinished(folder: Path) -> None:
+    """Raise a ``ConfigError`` if the folder holds files that a killed ``prepare`` cannot have left."""
+    build, records = folder / BUILD, folder / RECORDS
+    if records.is_symlink() or (records.exists() and any(records.iterdir())):
+        raise ConfigError(f"{records}: contains records, but {folder} has no {CONFIG}; move the records elsewhere")
+    if os.path.lexists(build) and (build.is_symlink() or not {"engine", "device"} <= _build(folder).keys()):
+        raise ConfigError(f"{build}: was not written by an unfinished run; move the file elsewhere")
+
+
+def _build(folder: Path) -> dict[str, Any]:
+    """Return a run's ``build.json``, or an empty dictionary if it is missing or damaged."""
+    with suppress(OSError, ValueError):
+        return parse_tables(read_text(folder / BUILD))
+    return {}
+
+
+def check_device(folder: Path, experiment: Experiment) -> None:
+    """Require the kind of device on which the run was begun, since rounding differs between kinds."""
+    device = _build(folder).get("device")
+    name = device.get("name") if isinstance(device, dict) else None
+    was, now = ((one or CPU).partition(":")[0] for one in (name, experiment.device))  # older versions did not store it
+    if was != now:
+        raise ConfigError(
+            f"device={now!r}: the trials in {folder} were started on {was!r}, which rounds differently; use "
+            f"device={was!r} or a different folder"
+        )
+
+
+def _device_facts(experiment: Experiment) -> dict[str, str]:
+    """Return the name of the clients' device; for a GPU of this machine, facts about it too."""
+    name = experiment.device or CPU
+    if name != CPU:
+        from fedcore.sim.sgd import device_facts  # imports torch
+
+        with suppress(DeviceError):  # only the workers' machines may have the GPU
+            return device_facts(name)
+    return {"name": name}
+
+
+def _engine_facts(engine: Callable[..., object] | None) -> dict[str, object]:
+    """Return an engine's name, and those of its options that are numbers or strings, such as the number of workers."""
+    if engine is None:
+        return {"name": "process"}
+    options: dict[str, object] = {}
+    while isinstance(engine, partial):
+        options, engine = engine.keywords | options, engine.func
+    if is_dataclass(engine) and not isinstance(engine, type):
+        options = {field.name: getattr(engine, field.name) for field in fields(engine)}
+        engine = type(engine)
+    plain = {key: value for key, value in options.items() if isinstance(value, (int, float, str))}
+    return {"name": getattr(engine, "__name__", type(engine).__name__), **plain}
+
+
+def choose_batching(experiment: Experiment, folder: Path) -> Experiment:
+    """Return the experiment with ``together`` set, from the experiment, else from the folder's records, else measured.
+
+    The configuration stores the value, so that a run can be repeated bit for bit. Older versions of fedcore stored it
+    only in the records. A measured value may differ between processes (see ``batched_sgd.fastest``).
+    """
+    model, shape, device = experiment.model.model_dump_json(), experiment.data.source.shape, experiment.device or CPU
+    if experiment.together is not None or not _can_be_measured(model, shape, device):
+        return experiment
+    recorded = _recorded_batching(folder) if device == CPU else None
+    together = _fastest(model, shape, experiment.local.batch, device) if recorded is None else recorded
+    return experiment.model_copy(update={"together": together})
+
+
+def _recorded_batching(folder: Path) -> bool | None:
+    """Return ``together`` from the first record that has it, or None."""
+    records = results.readable((folder / RECORDS).glob("*.jsonl"))
+    choices = (record.rounds[0].together for _, record in records if record.rounds)
+    return next((choice for choice in choices if choice is not None), None)
+
+
+def _module(model: str) -> Any:
+    from fedcore.sim import nets
+
+    options = json.loads(model)
+    return nets.build(options.pop("name"), seed=0, **options)
+
+
+@cache
+def _can_be_measured(model: str, shape: tuple[int, ...], device: str) -> bool:
+    from fedcore.sim.batching import batched_sgd
+    from fedcore.sim.sgd import torch_device
+
+    return batched_sgd.can_be_measured(_module(model), shape, torch_device(device))
+
+
+@cache
+def _fastest(model: str, shape: tuple[int, ...], batch: int, device: str) -> "Way":
+    import torch
+
+    from fedcore.sim.batching import batched_sgd
+    from fedcore.sim.sgd import torch_device
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes that run the trials
+    try:
+        return batched_sgd.fastest(_module(model), shape, batch=batch, device=torch_device(device))
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_additions(folder: Path, experiment: Experiment, *, part: bool = False) -> Experiment:
+    """Return the experiment in a run's folder, extended by the rounds, seeds or algorithms of ``experiment``.
+
+    The folder's algorithms keep their positions, which their records' names contain; new ones follow. ``experiment``
+    may have fewer seeds and algorithms, in any order. Nothing is written. If the folder is missing, return
+    ``experiment``.
+
+    Args:
+        part: whether only this experiment's trials will run, as in a sweep. Then seeds without records are dropped
+            unless this experiment has them, and records of other trials forbid more rounds.
+
+    Raises:
+        ConfigError: other settings differ; the run was begun on a different kind of device; or the experiment has fewer
+            rounds, or has more although a result depends on their number.
+    """
+    begun = _config(folder)
+    if begun is None:
+        return experiment
+    check_device(folder, experiment)
+    begun = choose_batching(begun, folder)
+    if experiment.together is None:
+        experiment = experiment.model_copy(update={"together": begun.together})
+    _check_results(folder, begun, experiment)
+    recorded = _recorded_trials(folder)
+    _check_rounds(folder, begun, experiment, recorded if part else ())
+    seeds = [seed for seed in begun.seeds if not part or any(seed == own for _, own in recorded)]
+    labels = [method.label for method in begun.algorithms]
+    both = experiment.model_copy(
+        update={
+            "seeds": tuple(dict.fromkeys((*seeds, *experiment.seeds))),
+            "algorithms": (*begun.algorithms, *(one for one in experiment.algorithms if one.label not in labels)),
+        }
+    )
+    more = changes(experiment.tables(), both.tables())
+    return both.model_copy(update={"changes": combined(experiment.changes, more)})
+
+
+def extend(folder: Path, experiment: Experiment) -> None:
+    """Write the result of ``with_additions`` into the folder: the configuration, then the records.
+
+    A kill between the two does no harm: a trial extends its own record when it resumes.
+    """
+    begun = _config(folder)
+    if begun is None or begun.tables() != experiment.tables():
+        write_config(folder, experiment)
+    if begun is not None and begun.rounds < experiment.rounds:
+        for trial in trials(experiment):
+            with suppress(ConfigError, MissingDataError):  # the trial itself reports the error
+                lengthen(trial, folder)
+
+
+def _config(folder: Path) -> Experiment | None:
+    path = folder / CONFIG
+    try:
+        return Experiment.model_validate_json(read_text(path)) if path.exists() else None
+    except ValueError as error:
+        raise ConfigError(f"{path}: is damaged: {shorten(error_of(error)[0])}; restore the file") from None
+
+
+def _check_results(folder: Path, begun: Experiment, experiment: Experiment) -> None:
+    """Reject changed settings that results depend on, unless they are additions."""
+    before, now = (json.loads(one.model_dump_json(exclude=FREE | EXTENSIBLE)) for one in (begun, experiment))
+    own, new = ({one.label: json.loads(one.model_dump_json()) for one in it.algorithms} for it in (begun, experiment))
+    shared = [label for label in own if label in new]
+    before["algorithms"], now["algorithms"] = ({label: its[label] for label in shared} for its in (own, new))
+    if others := list(differences(before, now)):
+        raise ConfigError(
+            f"{folder}: its {CONFIG} has different settings ({', '.join(map(str, others))}), and only rounds, seeds "
+            "and algorithms may be added; choose a different folder"
+        )
+
+
+def _check_rounds(folder: Path, begun: Experiment, experiment: Experiment, recorded: Iterable[tuple[str, int]]) -> None:
+    was, now = begun.rounds, experiment.rounds
+    if now < was:
+        raise ConfigError(f"rounds={now}: must be at least {was}, as in {folder}; choose a different folder")
+    if now == was:
+        return
+    parts: dict[str, FromRegistry | None] = {"participation": experiment.participation}
+    for prefix, own in (("", None), *((f"algorithms.{one.label}.", one.rate) for one in experiment.algorithms)):
+        rate = changed(experiment.rate, own)
+        parts |= {f"{prefix}rate.{key}": getattr(rate, key) for key in own or ("lr", "server_lr", "optimizer")}
+    parts |= {f"algorithms.{method.label}": method for method in experiment.algorithms}
+    if fixed := [
+        f"{key} {one.name}" for key, one in parts.items() if one and getattr(one.maker(), "of_whole_run", None)
+    ]:
+        raise ConfigError(
+            f"rounds={now}: must be {was}, as in {folder}, because {', '.join(fixed)} depends on the total number of "
+            "rounds; choose a different folder"
+        )
+    labels = {method.label for method in experiment.algorithms}
+    left = sorted((label, seed) for label, seed in recorded if label not in labels or seed not in experiment.seeds)
+    if left:
+        label, seed = left[0]
+        raise ConfigError(
+            f"rounds={now}: {folder} has {label}, seed {seed}, with {was} rounds; include all seeds and "
+            "algorithms of that folder, or choose a different folder"
+        )
+
+
+def _recorded_trials(folder: Path) -> set[tuple[str, int]]:
+    """Return the label and seed of each trial that was begun."""
+    found = set()
+    for path in (folder / RECORDS).glob("*.jsonl"):
+        with suppress(MissingDataError):  # the trial reports its own damaged record
+            if (header := results.read_header(path)) is not None:
+                found.add((header.algorithm, header.seed))
+    return found
+
 
 Runner = Callable[[Iterable[Job], Sequence[str], OnEvent], list[Event]]
 """Runs the trials of a sweep, for example on Ray. Receives ``jobs``, ``imports`` and ``on_event`` of ``run_jobs``."""
@@ -201,7 +512,7 @@ def run_jobs(
     finally:
         for folder in {job.folder for job in waiting}:
             with suppress(OSError):  # the folder is missing, or holds checkpoints
-                (folder / CHECKPOINTS).rmdir()
+                (folder / results.CHECKPOINTS).rmdir()
 
 
 def _seems_complete(job: Job) -> bool:

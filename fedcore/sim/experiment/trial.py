@@ -26,12 +26,11 @@ from fedcore.sim.attacks import Liars
 from fedcore.sim.clock import Arrivals, Clock
 from fedcore.sim.data import Dataset
 from fedcore.sim.engines import AtWork, Engine, Evaluation, KeepingClients, Nodes, NodesEngine, RecoveringClients
+from fedcore.sim.experiment import results
 from fedcore.sim.experiment.config import hashes, load_and_partition
-from fedcore.sim.experiment.journal import SECONDS, Begun, FolderJournal, Journal, Kept, rows_file
-from fedcore.sim.experiment.results import RoundRecord, finite, have_ended
+from fedcore.sim.experiment.results import SECONDS, Begun, FolderJournal, Journal, Kept, RoundRecord, finite
 from fedcore.sim.experiment.schema import Evaluate, Objective, Trial
 from fedcore.sim.in_process import InProcess
-from fedcore.sim.network import Network
 from fedcore.sim.participation import Active, Participation, Schedule
 from fedcore.sim.sgd import LocalOptions
 from fedcore.store.registry import ClientId
@@ -273,7 +272,7 @@ def make_server(
         compute = Compute(device=device)
         server = Server.load(saved, algorithm=algorithm, server_lr=options["server_lr"], compute=compute)
         if isinstance(engine, KeepingClients | AtWork):
-            engine.load(rows_file(saved, server.round_number))
+            engine.load(results.rows_file(saved, server.round_number))
         return server
     if changing is not None:
         options["lr"] = changing.rate(options["lr"])
@@ -293,11 +292,13 @@ def make_nodes(trial: Trial, problem: Problem, engine: Engine, saved: Path | Non
     network, algorithm, sizes = trial.experiment.network, trial.method.make(), list(problem.sizes.values())
     assert network is not None
     if saved is not None:
-        return Nodes(Network.load(saved), algorithm)
-    q = sizes if network.weights == "examples" else None
-    limits = Limits(max_steps=engine.most_steps(algorithm.local_rule))
-    models = [problem.module] * len(sizes)
-    return Nodes(Network(models, network.topology(len(sizes)), lr=trial.rate.lr.make(), q=q, limits=limits), algorithm)
+        nodes = Nodes.load(saved)
+    else:
+        q, limits = sizes if network.weights == "examples" else None, Limits(engine.most_steps(algorithm.local_rule))
+        models, lr = [problem.module] * len(sizes), trial.rate.lr.make()
+        nodes = Nodes(models, network.topology(len(sizes)), lr=lr, q=q, limits=limits)
+    nodes.algorithm = algorithm
+    return nodes
 
 
 def run_trial(
@@ -329,7 +330,7 @@ def trial_rounds(
 ) -> Generator[RoundRecord, None, None]:
     """Run one trial from the state of its journal; yield the recorded rounds, then each new one once it is written."""
     experiment = trial.experiment
-    if have_ended(journal.before, experiment.rounds):
+    if results.have_ended(journal.before, experiment.rounds):
         journal.end()
         yield from journal.before
         return
@@ -408,21 +409,20 @@ def rounds(
     for round in range(server.round_number, count):
         waited = -parts.engine.waited
         work = _synchronous(parts, round, clock) if parts.course is None else _asynchronous(parts)
-        report, clock, waited = work.report, work.clock or 0.0, waited + parts.engine.waited
+        report, facts = work.report, work.facts
+        clock, waited = facts["clock"] or 0.0, waited + parts.engine.waited
         start = perf_counter()
         evaluation = parts.evaluate(round, server.x) if evaluate.is_due(round, count) else None
         done = perf_counter()
         uploads += work.sent * server.algorithm.uploads
-        seconds = {"broadcast": work.broadcast, "local": work.local - waited, "aggregate": work.aggregate}
+        seconds = {**work.seconds, "local": work.seconds["local"] - waited}
         seconds |= {"evaluate": done - start} | ({"waited": waited} if waited else {})
         yield RoundRecord(
             round=round,
-            active=work.active,
             accepted=len(report.accepted),
             rejected=len(report.rejected),
             accuracy=evaluation.accuracy if evaluation else None,
             loss=finite(evaluation.loss) if evaluation else None,
-            lr=work.lr,
             gamma=report.gamma,
             steps=report.steps,
             uploads=uploads,
@@ -430,29 +430,23 @@ def rounds(
             bytes=report.bytes,
             seconds=seconds,
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
-            bytes_down=work.bytes_down,
             diversity=finite(report.diversity),
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
             together=parts.engine.together,
             pending=report.waiting_for,
-            clock=work.clock,
             ages=None if parts.course is None else report.ages.tolist(),
+            **facts,
         )
 
 
 class _Work(NamedTuple):
-    """A round: its report, clients, rate, traffic and virtual end, and the seconds of its phases."""
+    """A round: its report, the updates sent, the seconds of its phases, and further fields of its record."""
 
     report: Report
-    active: list[int]
-    lr: float
     sent: int
-    bytes_down: int
-    clock: float | None
-    broadcast: float
-    local: float
-    aggregate: float
+    seconds: dict[str, float]
+    facts: dict[str, Any]
 
 
 def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
@@ -469,9 +463,9 @@ def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
     start = perf_counter()
     report = parts.server.round(stream)
     parts.end(report)
-    aggregate, received = perf_counter() - start - stream.seconds, broadcast.bytes + parts.bytes_more
-    clients, times = active.clients.tolist(), (start - begun, stream.seconds, aggregate)
-    return _Work(report, clients, broadcast.lr, stream.count, received, end, *times)
+    times = {"broadcast": start - begun, "local": stream.seconds, "aggregate": perf_counter() - start - stream.seconds}
+    facts = {"active": active.clients.tolist(), "lr": broadcast.lr, "clock": end}
+    return _Work(report, stream.count, times, facts | {"bytes_down": broadcast.bytes + parts.bytes_more})
 
 
 def _asynchronous(parts: TrialParts) -> _Work:
@@ -495,9 +489,9 @@ def _asynchronous(parts: TrialParts) -> _Work:
                 f"policy.buffer={server.policy.buffer}: the round is not complete after {sent} updates, of which "
                 f"{len(rejected)} were rejected (the last one: {rejected[-1][1]}); change policy or concurrency"
             )
-    active = [int(client) for client in reports[0].accepted]
-    times = (0.0, local, perf_counter() - begun - local)
-    return _Work(reports[0], active, lr, sent, received, engine.arrivals.time, *times)
+    facts = {"active": [int(client) for client in reports[0].accepted], "lr": lr, "clock": engine.arrivals.time}
+    times = {"broadcast": 0.0, "local": local, "aggregate": perf_counter() - begun - local}
+    return _Work(reports[0], sent, times, facts | {"bytes_down": received})
 
 
 @dataclass

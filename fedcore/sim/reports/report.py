@@ -1,36 +1,398 @@
-"""The report of a run: ``table.md``, ``table.csv``, ``table.tex``, ``curves.png``, ``loss.png`` and ``report.html``."""
+"""The report of a run: plots, tables for the terminal, Markdown, LaTeX and CSV, and a page of HTML."""
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
+from io import BytesIO
 from pathlib import Path
+from statistics import fmean
+from textwrap import fill
 from types import MappingProxyType
 from typing import Any
 
-from pandas import DataFrame, option_context
+import numpy as np
+import numpy.typing as npt
+from matplotlib import colormaps, rc_context, rc_params_from_file
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from pandas import DataFrame, Series, concat, option_context
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from fedcore.errors import MissingDataError
-from fedcore.files import read_text, write_text
+from fedcore.files import read_text, replacing, write_text
 from fedcore.sim.experiment import config as presets
 from fedcore.sim.experiment.changes import Changes, inherited_text, of_tables, text_of
 from fedcore.sim.experiment.results import CONFIG, Record, parse_tables, read_folder
 from fedcore.sim.experiment.schema import Pictures, ReportSettings
 from fedcore.sim.reports import statistics as stats
-from fedcore.sim.reports.figures import draw_curves
-from fedcore.sim.reports.papers import Comparison, comparison
-from fedcore.sim.reports.statistics import Summary
+from fedcore.sim.reports.statistics import ACCURACY, CROSSING, POINTS, RECOVERY, Comparison, Summary, by_algorithm
+
+Counts = npt.NDArray[np.int64]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+"""Okabe and Ito's colour-blind-safe palette. Line styles also distinguish the two blues and the two oranges."""
+STYLES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
+INK = "#333333"
+TITLE, NOTE, NAME = 12, 9.5, 10
+"""The font sizes of titles, of notes below them, and of the names of axes and curves, in points."""
+STYLE = rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False)
+METADATA: dict[str, dict[str, None]] = {
+    "pdf": {"CreationDate": None},
+    "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
+}
+BANDS = {
+    "range": "band from the lowest to the highest",
+    "se": "band: standard error of the mean",
+    "95%": "band: 95 % interval of the mean",
+}
+WIDTH, HEIGHT = 8.0, 4.8
+WIDE = 10
+"""The least ratio of an axis's largest to its smallest value that makes the axis logarithmic."""
+AXES = {"rounds": "round", "uploadings": "uploads (rounds × vectors per round)", "seconds": "virtual seconds"}
+MEASURES = {
+    "accuracy": ("Test accuracy (%)", stats.accuracies, 100.0),
+    "loss": ("Test loss (mean cross entropy)", stats.losses, 1.0),
+}
+KINDS = {
+    ACCURACY: "Test accuracy (%)",
+    POINTS: "Difference of accuracies (points)",
+    RECOVERY: "Rounds until the accuracy is what it was",
+    CROSSING: "Rounds until the first's test loss is below the second's",
+}
+"""The panel title of each kind of figure, in the order of the panels."""
+BARS, NO_BAR = "▁▂▃▄▅▆▇█", "·"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a plot of curves is drawn.
+
+    Attributes:
+        settings: the kind of the band, and the number of rounds over which curves are smoothed.
+        over: the x axis, "rounds", "uploadings" or "seconds"; records of older versions have only rounds. On the
+            virtual clock, a round is at its mean time over the seeds.
+        changed: the experiment's changes to its preset.
+        measure: "accuracy" or "loss".
+        shifts: the rounds in which the objective changes, drawn as dashed lines on an axis of rounds.
+    """
+
+    settings: ReportSettings = ReportSettings()  # noqa: RUF009  # a frozen value
+    over: str = "rounds"
+    changed: str = ""
+    measure: str = "accuracy"
+    shifts: Sequence[int] = ()
+
+
+DRAWING = Drawing()
+
+
+class Picture(Figure):
+    """A figure that notebooks show."""
+
+    def _repr_png_(self) -> bytes:
+        return _saved(self, "png")
+
+
+def draw_curves(records: Sequence[Record], path: Path, paper: Comparison | None = None, **options: Any) -> str:
+    """Write a plot of curves as PNG, in the formats of the settings and in those of an older plot; return it as SVG.
+
+    See ``Drawing``.
+    """
+    drawing = Drawing(**options)
+    figure = curves(records, paper, drawing)
+    for place in map(path.with_suffix, (".png", ".pdf", ".svg")):
+        if place.suffix[1:] in ("png", *drawing.settings.formats) or place.exists():
+            _save(figure, place)
+    return _saved(figure, "svg").decode()
+
+
+def curves(records: Sequence[Record], paper: Comparison | None = None, drawing: Drawing = DRAWING) -> Picture:
+    """Return a figure with a line for the mean of each algorithm and a band over its seeds.
+
+    A curve ends with its shortest seed, so that the mean does not jump when a seed stops early. In SVG, the parts of
+    curve i have ids that begin with ``curve-i-``; those of its entry in the legend end with ``-key``.
+
+    Args:
+        records: the records of one experiment.
+        paper: a comparison whose final accuracies are drawn as dotted lines.
+        drawing: how the curves are drawn.
+    """
+    settings, over, measure, changed = drawing.settings, drawing.over, drawing.measure, drawing.changed
+    accuracy = paper.accuracy if paper and measure == "accuracy" else {}
+    needed = {"uploadings": "uploadings", "seconds": "clock"}.get(over, "round")
+    if any(getattr(line, needed) is None for record in records for line in record.rounds):
+        over = "rounds"
+    shifts = drawing.shifts if over == "rounds" else ()
+    groups, means, waits = by_algorithm(records), [], False
+    names = [_name(label) for label in groups]
+    with rc_context(STYLE):
+        figure = _figure(WIDTH, max(HEIGHT, _height(names) + 1.8))
+        axes = figure.add_subplot()
+        for number, (name, (label, group)) in enumerate(zip(names, groups.items(), strict=True)):
+            curve = band(group, over, measure, settings)
+            if curve.empty:
+                continue
+            colour, style = look(group[0].header.order)
+            part = f"curve-{number}"
+            shade: dict[str, Any] = {"color": colour, "alpha": 0.13, "linewidth": 0, "gid": f"{part}-band"}
+            axes.fill_between(curve.index, curve["low"], curve["high"], **shade)
+            axes.plot(curve["mean"], color=colour, linestyle=style, label=name, gid=f"{part}-line")
+            at = _positions(group, over)
+            waited = curve[curve.index.isin({at[line.round] for one in group for line in one.rounds if line.pending})]
+            if len(waited):
+                waits = True
+                axes.plot(waited["mean"], "x", color=colour, markersize=5, gid=f"{part}-waits")
+            means += list(curve["mean"])
+            if label in accuracy:
+                axes.axhline(accuracy[label], color=colour, linestyle=":", linewidth=1, gid=f"{part}-paper")
+        for shift in shifts:
+            axes.axvline(shift + 1, color="0.5", linestyle="--", linewidth=1, zorder=0)
+        seeds = len({record.header.seed for record in records})
+        notes = [f"mean of {seeds} seeds, {BANDS[settings.band]}" if seeds > 1 else "one seed"]
+        notes += [f"smoothed over {settings.smooth} evaluated rounds"] if settings.smooth > 1 else []
+        if accuracy:
+            notes.append("dotted: the paper's" + (f" (CUT SHORT here: {paper.short})" if paper and paper.short else ""))
+        notes += ["dashed: clients arrived or departed"] if shifts else []
+        notes += ["crosses: the model stays, waiting for clients"] if waits else []
+        below = [", ".join([MEASURES[measure][0], *notes]), *([f"changed: {changed}"] if changed else [])]
+        _head(figure, axes, records[0].header.title, "\n".join(below))
+        axes.set_xlabel(AXES[over])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axes.margins(x=0)
+        if measure == "loss" and 0 < WIDE * min(means, default=0.0) < max(means, default=0.0):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        _legend(axes)
+        return figure
+
+
+def band(
+    group: Sequence[Record], over: str, measure: str = "accuracy", settings: ReportSettings = DRAWING.settings
+) -> DataFrame:
+    """Return the mean and the ends of the band in the plot's unit, by the x position; rounds count from 1."""
+    _, curve_of, unit = MEASURES[measure]
+    found = [Series(curve) for curve in map(curve_of, group) if curve]
+    if not found:
+        return DataFrame(columns=["low", "mean", "high"], dtype=float)
+    table = unit * concat(found, axis=1, join="inner")
+    table = table.rolling(settings.smooth, center=True, min_periods=1).mean()
+    mean = table.mean(axis=1)
+    if settings.band == "range" or len(found) == 1:
+        low, high = table.min(axis=1), table.max(axis=1)
+    else:
+        half = table.std(axis=1) / len(found) ** 0.5
+        half *= 1 if settings.band == "se" else stats.students_t(len(found))
+        ends = mean - half, mean + half  # a symmetric interval may leave the possible range
+        low, high = (end.clip(0, unit if measure == "accuracy" else None) for end in ends)
+    values = DataFrame({"low": low, "mean": mean, "high": high})
+    at = _positions(group, over)
+    values.index = [at[round] for round in values.index]
+    return values
+
+
+def _positions(group: Sequence[Record], over: str) -> dict[int, float]:
+    """Return the x position of each round; seconds are the mean over the records."""
+    lines = [line for record in group for line in record.rounds]
+    if over == "seconds":
+        times: dict[int, list[float]] = {}
+        for line in lines:
+            times.setdefault(line.round, []).append(line.clock or 0.0)
+        return {round: fmean(found) for round, found in times.items()}
+    return {line.round: line.uploadings or 0 if over == "uploadings" else line.round + 1 for line in lines}
+
+
+def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFrame) -> None:
+    """Write a PNG of a family's results over the varied value, with a panel per kind of figure.
+
+    Lines are means over the seeds, bars are the range of the seeds, and diamonds are the paper's figures. ``figures``
+    is the table ``sweeps.Family.figures``, and ``label`` the name of the x axis.
+    """
+    xs = sorted(figures["x"].unique())
+    log = xs[0] > 0 and xs[-1] >= WIDE * xs[0]
+    panels = {kind: list(lines.groupby("label", sort=False)) for kind, lines in figures.groupby("kind")}
+    tallest = max(_height(_name(name) for name, _ in lines) for lines in panels.values())
+    with _drawn(path, WIDTH, max(3.9, tallest + 1) * len(panels) + 0.6) as figure:
+        rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (kind, lines) in zip(rows, panels.items(), strict=True):
+            for number, (name, line) in enumerate(lines):
+                shift = 0.008 * (number - (len(lines) - 1) / 2)  # a share of the axis, so that bars do not overlap
+                positions = line["x"] * (xs[-1] / xs[0]) ** shift if log else line["x"] + shift * (xs[-1] - xs[0])
+                colour, style = look(line["order"].iloc[0])
+                bars = [line["mean"] - line["low"], line["high"] - line["mean"]]
+                options = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1, "label": _name(name)}
+                axes.errorbar(positions, line["mean"], bars, color=colour, linestyle=style, **options)
+                printed = line["paper"].notna()
+                if printed.any():
+                    hollow = {"markersize": 6, "markerfacecolor": "white", "linewidth": 1}
+                    axes.plot(positions[printed], line["paper"][printed], "D:", color=colour, **hollow)
+            if kind in (RECOVERY, CROSSING):
+                axes.set_ylim(bottom=0)
+            elif kind == POINTS:
+                axes.axhline(0, color=INK, linewidth=0.8)
+            first = axes is rows[0]
+            _head(figure, axes, title if first else "", f"{KINDS[kind]}\n{notes}" if first else KINDS[kind])
+            _legend(axes)
+        rows[-1].set_xscale("log" if log else "linear")
+        rows[-1].set_xlabel(_wrapped(label, WIDTH - 2.6, NAME))
+        rows[-1].xaxis.set_major_locator(FixedLocator(_spaced(xs, log)))
+        rows[-1].xaxis.set_minor_locator(NullLocator())
+        rows[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
+    """Write a PNG of the clients' examples: a bar chart of sizes above a heat map of clients x classes.
+
+    ``counts`` is int64[N, C], the examples of each class at each client.
+    """
+    clients, classes = counts.shape
+    width, height = min(max(6.0, 3 + 0.1 * clients), 14.0), min(max(4.2, 2.4 + 0.2 * classes), 14.0)
+    with _drawn(path, width, height) as figure:
+        bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2.0, 0.18 * classes)])
+        _head(figure, bars, title, _holdings_summary(counts).replace(": ", "\n"))
+        bars.bar(np.arange(clients), counts.sum(axis=1), color=COLOURS[0], width=0.8)
+        bars.set_ylabel("examples")
+        bars.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        bars.grid(visible=False)
+        heat.grid(visible=False)
+        # The square root makes small counts visible next to large counts; only zero is white.
+        blues = ListedColormap(colormaps["Blues"](np.linspace(0.2, 1, 256)))
+        root = PowerNorm(0.5, 0, max(counts.max(), 1))
+        shades = heat.imshow(np.ma.masked_equal(counts.T, 0), aspect="auto", cmap=blues, norm=root)
+        heat.set_xlabel("client")
+        heat.set_ylabel("class")
+        for axis in (heat.xaxis, heat.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        bar = figure.colorbar(shades, ax=heat, pad=0.01, aspect=30, label="examples of the class")
+        bar.outline.set_visible(False)
+
+
+def holdings_table(counts: Counts, *, title: str, most: int | None = None, names: Sequence[str] | None = None) -> Group:
+    """Return a terminal table of the clients' examples, with a line per client and a bar per class.
+
+    ``counts`` is int64[N, C]. The table has at most ``most`` clients; None means all. ``names`` are the clients' names.
+    """
+    classes = counts.shape[1]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("client", "examples", "classes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("".join(map(str, range(classes))) if classes <= 10 else f"0 .. {classes - 1}", overflow="fold")
+    for client, row in enumerate(counts[:most]):
+        highest = max(int(row.max()), 1)
+        bars = [BARS[(count * len(BARS) - 1) // highest] if count else NO_BAR for count in row.tolist()]
+        label = str(client) if names is None else f"{client}: {names[client]}"
+        table.add_row(Text(label), f"{row.sum():,}", str(np.count_nonzero(row)), "".join(bars))
+    below = [f"{_holdings_summary(counts)}. A bar is as high as its share of the client's most frequent class."]
+    if most is not None and len(counts) > most:
+        below.insert(0, f"... and {len(counts) - most} more clients")
+    return Group(Text(title, style="bold"), table, *(Text(line, style="dim") for line in below))
+
+
+def look(order: int) -> tuple[str, Any]:
+    """Return the colour and line style of the algorithm at a position of the comparison."""
+    return COLOURS[order % len(COLOURS)], STYLES[order % len(STYLES)]
+
+
+def _figure(width: float, height: float) -> Picture:
+    """Return an empty figure of this size in inches."""
+    figure = Picture(figsize=(width, height))
+    FigureCanvasAgg(figure)  # this canvas draws without a display
+    return figure
+
+
+@contextmanager
+def _drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure of this size in inches, then save it in the format of the path's suffix."""
+    with rc_context(STYLE):
+        figure = _figure(width, height)
+        yield figure
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with replacing(path, "wb") as file:
+        file.write(_saved(figure, path.suffix[1:]))
+
+
+def _saved(figure: Figure, suffix: str) -> bytes:
+    """Return a figure in a format. Equal figures have equal bytes."""
+    file = BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(file, format=suffix, metadata=METADATA.get(suffix))
+    figure.set_layout_engine("none")  # the layout is final; computing it is most of the time
+    return file.getvalue()
+
+
+def _head(figure: Figure, axes: Any, title: str, notes: str) -> None:
+    width = figure.get_figwidth()
+    if title:
+        figure.suptitle(_wrapped(title, width - 0.3, TITLE), x=0.01, ha="left", fontsize=TITLE, fontweight="bold")
+    axes.set_title(_wrapped(notes, width - 1, NOTE))
+
+
+def _legend(axes: Any) -> None:
+    curves, names = axes.get_legend_handles_labels()
+    if curves:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+        legend = axes.legend(curves, names, handlelength=2.6, **place)
+        for curve, handle, text in zip(curves, legend.legend_handles, legend.get_texts(), strict=True):
+            if curve_id := getattr(curve, "get_gid", lambda: None)():
+                prefix = curve_id.removesuffix("line")
+                handle.set_gid(f"{prefix}handle-key")
+                text.set_gid(f"{prefix}text-key")
+
+
+def _wrapped(text: str, inches: float, size: float) -> str:
+    """Wrap a text to a width in inches, assuming letters of average width."""
+    columns = int(inches * 72 / (0.66 * size))
+    return "\n".join(fill(line, columns) for line in text.split("\n"))
+
+
+def _name(label: str) -> str:
+    """Return a label for the legend; matplotlib skips labels that begin with an underscore."""
+    return _wrapped(f" {label}" if label.startswith("_") else label, 2.6, NAME)
+
+
+def _height(names: Iterable[str]) -> float:
+    return sum(0.05 + 0.18 * (name.count("\n") + 1) for name in names)
+
+
+def _spaced(xs: Sequence[float], log: bool) -> list[float]:
+    """Return the values whose labels fit next to each other on the axis."""
+    positions = np.log(xs) if log else np.asarray(xs, float)
+    positions = (positions - positions[0]) / (positions[-1] - positions[0])
+    kept = [0]
+    for number, position in enumerate(positions):
+        if position - positions[kept[-1]] > 0.08:
+            kept.append(number)
+    return [xs[number] for number in kept]
+
+
+def _holdings_summary(counts: Counts) -> str:
+    """Return a text such as ``60,000 examples at 30 clients: 2,000 each, 2 of 10 classes each``."""
+    sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
+    each = f"{sizes.min():,} to {sizes.max():,} each (median {np.median(sizes):,.0f})"
+    if sizes.min() == sizes.max():
+        each = f"{sizes.min():,} each"
+    kinds = f"{held.min()} to {held.max()}" if held.min() < held.max() else f"{held.min()}"
+    return f"{sizes.sum():,} examples at {len(counts)} clients: {each}, {kinds} of {counts.shape[1]} classes each"
+
 
 FILES = ("table.md", "table.csv", "table.tex", "curves.png", "loss.png", "report.html")
 ESSENTIAL = 5
 """The number of columns that fit into a terminal 80 characters wide."""
 _FOLDER = resources.files("fedcore.sim.reports")
-STYLE, SCRIPT = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+CSS, SCRIPT = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
 TOGGLES = "Click a name in a plot's legend to hide or show its curve."
 
 
@@ -105,7 +467,7 @@ class Document:
     def html(self) -> str:
         """Return the HTML page."""
         head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        head += f"<title>{escape(self._title)}</title><style>{STYLE}</style><script>{SCRIPT}</script>"
+        head += f"<title>{escape(self._title)}</title><style>{CSS}</style><script>{SCRIPT}</script>"
         body = "\n".join(self._html)
         return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
@@ -210,7 +572,7 @@ def read_run(folder: Path, settings: Mapping[str, Any] = MappingProxyType({})) -
 
 def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Sequence[str] = ()) -> Report:
     """Write the report of one experiment's records into a folder; ``notes`` precede the notes on the records."""
-    paper = comparison(records, config.changes)
+    paper = stats.comparison(records, config.changes)
     notes = [*filter(None, [config.note]), *notes]
     summary = stats.summarise(records, text_of(config.changes), notes, config.inherited)
     markdown, table, tex, curves, loss, html = (folder / name for name in FILES)

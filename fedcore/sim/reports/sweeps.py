@@ -27,10 +27,8 @@ from fedcore.sim.experiment.changes import NO_RESULT, Change, Changes, differenc
 from fedcore.sim.experiment.config import from_tables
 from fedcore.sim.experiment.results import CONFIG, Record, runs_in
 from fedcore.sim.experiment.schema import Experiment, Varied
-from fedcore.sim.reports import papers
 from fedcore.sim.reports import statistics as stats
-from fedcore.sim.reports.figures import KINDS, draw_family
-from fedcore.sim.reports.report import FILES, Bold, Config, Document, Report, read_run, report_on
+from fedcore.sim.reports.report import FILES, KINDS, Bold, Config, Document, Report, draw_family, read_run, report_on
 from fedcore.sim.reports.statistics import NONE, Statistic, by_algorithm, final
 
 MOST = 10
@@ -396,15 +394,15 @@ def _family(
     short, changed = list[str](), list[Change]()
     for x, (preset, _, records) in members.items():
         own, groups = changes.get(preset, ()), by_algorithm(records)
-        paper = papers.figures(preset)
+        paper = stats.figures(preset)
         lines = []
         if paper and not incomparable(own):
-            lines = papers.compare(records, paper)
-            short.append(papers.lacking(records, paper.expected(records, own)))
-        accuracy = {line.label: line.expected for line in lines if line.kind == papers.ACCURACY}
+            lines = stats.compare(records, paper)
+            short.append(stats.lacking(records, paper.expected(records, own)))
+        accuracy = {line.label: line.expected for line in lines if line.kind == stats.ACCURACY}
         figures: list[tuple[str, str, float | None, tuple[float | None, ...]]]
-        figures = [(papers.ACCURACY, label, accuracy.get(label), papers.percents(groups[label])) for label in groups]
-        figures += [(one.kind, one.label, one.expected, one.values) for one in lines if one.kind != papers.ACCURACY]
+        figures = [(stats.ACCURACY, label, accuracy.get(label), stats.percents(groups[label])) for label in groups]
+        figures += [(one.kind, one.label, one.expected, one.values) for one in lines if one.kind != stats.ACCURACY]
         for kind, label, expected, values in figures:
             known = [value for value in values if value is not None]
             ours = Statistic.of(known if len(known) == len(values) else ())

@@ -10,7 +10,7 @@ from fedcore.cli.app import main
 from fedcore.errors import ConfigError, LockedError, MissingDataError
 from fedcore.sim.experiment import Sweep, load_preset, run_experiment, run_sweep
 from fedcore.sim.experiment.results import read_folder
-from fedcore.sim.experiment.run_folder import folder_lock
+from fedcore.sim.experiment.runner import folder_lock
 from tests.sim.experiment.kit import FEDAVG
 
 LOCKED = "is in use by another run"
@@ -164,6 +164,6 @@ def test_file_system_without_locks(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(9, "Bad file descriptor")
 
-    monkeypatch.setattr("fedcore.sim.experiment.run_folder.fcntl.flock", fail)
+    monkeypatch.setattr("fedcore.sim.experiment.runner.fcntl.flock", fail)
     with folder_lock([tmp_path]), folder_lock([tmp_path]):
         pass

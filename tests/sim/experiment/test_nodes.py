@@ -31,11 +31,11 @@ def test_complete_graph_is_local_descent_with_all_clients():
     assert isinstance(parts.server, Nodes)
     np.testing.assert_allclose(parts.server.x, with_server.server.x, rtol=1e-4, atol=1e-6)
     assert [line.steps for line in lines] == [16 * 5] * 8 == [line.steps for line in expected]
-    n = parts.server.network.layout.n
+    n = parts.server.layout.n
     assert {line.bytes_down for line in lines} == {4 * n * 16 * 15}  # a model from each neighbour
     assert lines[-1].accuracy == pytest.approx(expected[-1].accuracy, abs=1e-3)
     ring, lines = run_rounds(trial_of("ring"))
-    spread = [np.std(one.server.network.models, axis=0).mean() for one in (ring, parts)]
+    spread = [np.std(one.server.models, axis=0).mean() for one in (ring, parts)]
     assert spread[0] > 100 * spread[1]
     assert {line.bytes_down for line in lines} == {4 * n * 16 * 2}
     assert ring.evaluate(7, ring.server.x).loss > parts.evaluate(7, parts.server.x).loss
@@ -44,16 +44,16 @@ def test_complete_graph_is_local_descent_with_all_clients():
 def test_inactive_nodes_keep_their_models():
     parts, lines = run_rounds(trial_of("torus", "participation={name='Uniform', k=3}"))
     assert [line.accepted for line in lines] == [3] * 8
-    before = [model.copy() for model in parts.server.network.models]
+    before = [model.copy() for model in parts.server.models]
     (line,) = list(rounds(parts, count=9, evaluate=Evaluate(every=9)))
-    pairs = zip(before, parts.server.network.models, strict=True)
+    pairs = zip(before, parts.server.models, strict=True)
     assert [node for node, (old, new) in enumerate(pairs) if (old != new).any()] == line.active
 
 
 def test_weights_by_examples():
     sizes = "data={name='synthetic', alpha=1.0, beta=1.0, smallest=50, largest=400}"
-    assert len(set(build(trial_of("ring", sizes, "network.weights='examples'")).server.network.q)) > 3
-    assert len(set(build(trial_of("ring", sizes)).server.network.q)) == 1
+    assert len(set(build(trial_of("ring", sizes, "network.weights='examples'")).server.q)) > 3
+    assert len(set(build(trial_of("ring", sizes)).server.q)) == 1
 
 
 def test_interrupted_trial_resumes_from_the_network(tmp_path):

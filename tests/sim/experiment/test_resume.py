@@ -12,7 +12,7 @@ from fedcore.cli import main
 from fedcore.errors import ConfigError
 from fedcore.sim.experiment import load_preset, run_experiment
 from fedcore.sim.experiment.results import read, read_folder
-from fedcore.sim.experiment.run_folder import prepare
+from fedcore.sim.experiment.runner import prepare
 from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.experiment.trial import run_trial
 from tests.sim.experiment.kit import assert_resumes, quick, records_in, wait_until

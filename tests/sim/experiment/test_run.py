@@ -16,7 +16,7 @@ from fedcore.errors import ConfigError, MissingDataError
 from fedcore.sim.experiment import Sweep, load_preset, run_experiment, run_sweep
 from fedcore.sim.experiment.executor import Ended, TrialWorker
 from fedcore.sim.experiment.results import Header, RoundRecord, Writer, read_folder
-from fedcore.sim.experiment.run_folder import prepare
+from fedcore.sim.experiment.runner import prepare
 from fedcore.sim.experiment.schema import trials
 from tests.sim.experiment.kit import wait_until
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedcore.errors import ConfigError
 from fedcore.sim import nets
-from fedcore.sim.experiment import Sweep, load_preset, run_experiment, run_folder, run_sweep
+from fedcore.sim.experiment import Sweep, load_preset, run_experiment, run_sweep, runner
 from fedcore.sim.experiment.config import points
 from tests.sim.experiment.kit import facts, rounds_in
 
@@ -34,7 +34,7 @@ def measured(monkeypatch):
             return self.answer
 
     measurement = Measurement()
-    monkeypatch.setattr(run_folder, "_fastest", measurement)
+    monkeypatch.setattr(runner, "_fastest", measurement)
     return measurement
 
 
@@ -63,7 +63,7 @@ def test_stored_choice_is_used_when_the_configuration_runs_again(tmp_path, measu
 def test_configured_choice_and_perceptrons_are_not_measured(tmp_path, measured, small):
     assert run_experiment(conv("together=false"), tmp_path, jobs=0) == []
     assert {line.together for line in rounds_in(tmp_path)} == {False}
-    assert run_folder.choose_batching(small, tmp_path) == small
+    assert runner.choose_batching(small, tmp_path) == small
     assert not measured.calls
 
 
@@ -87,9 +87,9 @@ def test_damaged_record_has_no_choice(tmp_path, measured):
     assert run_experiment(conv("together=false"), tmp_path, jobs=0) == []
     lines = (tmp_path / "records" / "0-fedavg-seed0.jsonl").read_text().split("\n")
     (tmp_path / "records" / "0-fedavg-seed0.jsonl").write_text("\n".join([lines[0], "damaged", *lines[2:]]))
-    assert run_folder.choose_batching(conv(), tmp_path).together is False
+    assert runner.choose_batching(conv(), tmp_path).together is False
     (tmp_path / "records" / "1-mifa-seed0.jsonl").write_text("")
-    assert run_folder.choose_batching(conv(), tmp_path).together is True
+    assert runner.choose_batching(conv(), tmp_path).together is True
 
 
 def test_sweep_keeps_the_choice_of_each_folder(tmp_path, measured):

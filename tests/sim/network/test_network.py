@@ -15,7 +15,7 @@ from torch import nn
 from fedcore import Network, Server, Update, errors
 from fedcore.algorithms import FedAvg
 from fedcore.algorithms.rates import Staircase
-from fedcore.sim.network.round import among, mixing_matrix
+from fedcore.sim.network.network import among, mixing_matrix
 from fedcore.sim.network.topology import Topology
 from tests.sim.network.kit import HALVES, LeastSquares, pair, vector
 

@@ -8,9 +8,8 @@ from fedcore.sim.experiment import load_preset
 from fedcore.sim.experiment.results import read_folder
 from fedcore.sim.experiment.schema import ReportSettings, trials
 from fedcore.sim.experiment.trial import run_trial
-from fedcore.sim.reports.figures import AXES, COLOURS, STYLES, band, draw_curves, look
-from fedcore.sim.reports.papers import Comparison
-from fedcore.sim.reports.statistics import cost_table
+from fedcore.sim.reports.report import AXES, COLOURS, STYLES, band, draw_curves, look
+from fedcore.sim.reports.statistics import Comparison, cost_table
 
 
 def test_band_is_the_range_of_the_seeds(record):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedcore.sim.experiment.schema import Varied
-from fedcore.sim.reports.figures import draw_curves, draw_holdings
-from fedcore.sim.reports.papers import Comparison
+from fedcore.sim.reports.report import draw_curves, draw_holdings
+from fedcore.sim.reports.statistics import Comparison
 from fedcore.sim.reports.sweeps import families
 
 LONG = "digits, shards (shards_per_client=2, distinct_classes=True), active in one round of ten, as the paper has it"

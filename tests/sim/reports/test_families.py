@@ -10,8 +10,8 @@ import pytest
 from fedcore.errors import MissingDataError
 from fedcore.sim.experiment.schema import Varied
 from fedcore.sim.reports import write_overview
-from fedcore.sim.reports.papers import ACCURACY, CROSSING, POINTS
 from fedcore.sim.reports.report import Config
+from fedcore.sim.reports.statistics import ACCURACY, CROSSING, POINTS
 from fedcore.sim.reports.sweeps import families
 from tests.sim.reports.kit import Page, diamonds, read_csv, write_lines
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from fedcore.sim.reports.figures import draw_holdings, holdings_table
+from fedcore.sim.reports.report import draw_holdings, holdings_table
 
 COUNTS = np.array([[8, 0, 4], [0, 1000, 0], [0, 0, 0], [1, 2, 16]])
 

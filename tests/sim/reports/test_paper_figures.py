@@ -4,8 +4,8 @@ import tomllib
 from itertools import product
 from pathlib import Path
 
-from fedcore.sim.reports import papers
-from fedcore.sim.reports.papers import figures
+from fedcore.sim.reports import statistics as papers
+from fedcore.sim.reports.statistics import figures
 
 METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "MIFA", "MimiC")
 TYPED = tomllib.loads(Path(__file__).with_name("paper_figures.toml").read_text())

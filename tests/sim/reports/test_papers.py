@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fedcore.sim.experiment import config
-from fedcore.sim.reports import papers
-from fedcore.sim.reports.papers import Figures, compare, crossing, figures, recovery, verdict
-from fedcore.sim.reports.statistics import Difference
+from fedcore.sim.reports import statistics as papers
+from fedcore.sim.reports.statistics import Difference, Figures, compare, crossing, figures, recovery, verdict
 from tests.sim.experiment.kit import preset
 
 

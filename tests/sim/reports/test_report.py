@@ -11,8 +11,7 @@ from fedcore.sim.experiment.results import read_folder
 from fedcore.sim.experiment.schema import trials
 from fedcore.sim.experiment.trial import run_trial
 from fedcore.sim.reports import write_report
-from fedcore.sim.reports.figures import draw_curves
-from fedcore.sim.reports.report import FILES, Config
+from fedcore.sim.reports.report import FILES, Config, draw_curves
 from tests.sim.reports.kit import Page, write_lines
 
 
