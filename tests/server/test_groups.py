@@ -172,7 +172,6 @@ class TestGroups(ServerContract):
         "clipping before a robust rule": {"aggregation": [rules.ClipToMedian(), rules.TrimmedMean(1)]},
         "noise": {"aggregation": [rules.PrivateMean(8.0, 0.5, 5, quantile=0.5, seed=3)]},
     }
-    shapes = {"w": (40, 50), "b": (77,)}
     buffers = ServerContract.buffers[:1]  # a group may get too few updates for a robust rule
     test_copies = None  # only servers in memory
     test_warm_start = None  # not supported with partial updates

@@ -1,9 +1,5 @@
 """A server on a device: its vectors, its errors, and its state after a failed round."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -22,6 +18,7 @@ from tests.devices.server.kit import (
     run_rounds,
     server,
 )
+from tests.kit import python
 from tests.server.test_compatibility import USED, make, named
 
 ILLEGAL_ADDRESS = 700
@@ -204,11 +201,7 @@ server = Server(np.zeros(2, np.float32), "MIFA", 2, lr=0.1)
 
 
 def test_without_a_driver_nothing_is_created(tmp_path):
-    environment = os.environ | {"FEDCORE_CUDA_DRIVER": "nowhere.so"}
-    done = subprocess.run(
-        [sys.executable, "-c", NO_DRIVER], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", NO_DRIVER, cwd=tmp_path, FEDCORE_CUDA_DRIVER="nowhere.so")
 
 
 @pytest.mark.parametrize("whole", [True, False])
