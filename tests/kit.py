@@ -1,12 +1,17 @@
-"""Shared helpers that build ``Server`` arguments from flat options, for parametrized tests."""
+"""Shared helpers: ``Server`` arguments from flat options for parametrized tests, and processes."""
 
+import os
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 
 from fedcore import Compute, Limits, RoundPolicy, Storage
 from fedcore.algorithms import MimiC
 from fedcore.rules import CapExamples, CapSteps, ClipToMedian, Mean, RejectLong
 from fedcore.store import ClientStore
 
+ROOT = Path(__file__).parents[1]
 RULES = {"cap_steps": CapSteps, "cap_examples": CapExamples, "reject_long": RejectLong}
 
 
@@ -45,3 +50,11 @@ def with_history(method, rounds):
     """Return the method; MimiC gets a history of this many rounds."""
     named = method in ("MimiC", MimiC()) if isinstance(method, str | MimiC) else False
     return MimiC(history=rounds) if named else method
+
+
+def python(*arguments, status=0, cwd=ROOT, timeout=300, **environment):
+    """Run a Python process with the tests on its path; it must end with this status."""
+    command, env = [sys.executable, *map(str, arguments)], os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-2000:]
+    return done

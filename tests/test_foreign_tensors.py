@@ -2,7 +2,6 @@
 
 import math
 import re
-import subprocess
 import sys
 import warnings
 from contextlib import suppress
@@ -22,6 +21,7 @@ from fedcore import Layout, Model, Server, Update, errors, kernels
 from fedcore.model.files import write_model
 from fedcore.sim.data import from_arrays
 from fedcore.sim.data.partitions import iid
+from tests.kit import python
 
 SHAPE = (2, 16384)
 
@@ -330,8 +330,7 @@ def test_every_tensor_gives_its_numbers_or_an_error_that_names_it(door, seed):
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.endurance)])
 def test_every_view_at_an_offset_gives_its_numbers_or_an_error(stride):
     """In a separate process, since a tensor without memory has an address near 0 there; each door has some makers."""
-    run = subprocess.run([sys.executable, "-m", __name__, str(stride)], capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    python("-m", __name__, stride, timeout=600)
 
 
 def check(door, name, make, x):
@@ -404,8 +403,7 @@ def test_a_client_with_a_wrapper_is_rejected_and_the_others_count():
 
 def test_the_numbers_of_a_sharded_module_arrive():
     """DTensors of one process are read; of a mesh of two, they are refused without a collective call."""
-    run = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+    python("-c", SHARDED)
 
 
 SHARDED = """

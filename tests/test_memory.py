@@ -1,7 +1,5 @@
 import copy
 import gc
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import fedcore
 from fedcore import arrays as memory
 from fedcore.errors import UnknownNameError
+from tests.kit import python
 
 HUGE_FLOATS = memory.HUGE // 4
 
@@ -130,8 +129,7 @@ for module in (sys.modules["__main__"], memory):  # something holds them for eve
 
 
 def test_vectors_at_interpreter_exit_are_freed_silently():
-    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-c", AT_THE_END).stderr == ""
 
 
 def test_a_copied_pool_shares_no_memory():
@@ -167,5 +165,4 @@ def run(n):
 run(4000)  # loads all code
 print(run(8_000_000))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 15 < float(done.stdout) < 20.6
+    assert 15 < float(python("-c", code).stdout) < 20.6

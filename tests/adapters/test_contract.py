@@ -290,3 +290,36 @@ def test_malformed_messages_are_rejected_by_client_and_the_result_is_that_of_the
     np.testing.assert_array_equal(server.x, due.x)
     for i in trusted:
         np.testing.assert_array_equal(server.store.read(ids[i]), due.store.read(ids[i]))
+
+
+X = {name: np.full(2, i, np.float32) for i, name in enumerate(["text.w", "image.w", "image.b", "body", "head", "base"])}
+PARTS = {"partial": {"text": "text.*", "image": ["image.*"]}, "personal": ["head"], "frozen": ["base"]}
+OF_GROUPS = [["text.w", "body"], ["image.w", "image.b"], ["image.w"]]  # the last one lacks a tensor of its group
+
+
+def require_groups(report, model, ids, rounds):
+    """Client i moves its tensors by i + 2 in each round."""
+    accepted = {"text": (ids[0],), "image": (ids[1],), "rest": (ids[0],)}
+    assert {group: one.accepted for group, one in report.groups.items()} == accepted
+    [(client, reason)] = report.rejected
+    assert (client, "image.b" in reason) == (ids[2], True)
+    moved = [(name, i + 2) for i, names in enumerate(OF_GROUPS[:2]) for name in names]
+    assert {name: model[name].tolist() for name, _ in moved} == {n: (X[n] + rounds * by).tolist() for n, by in moved}
+
+
+@pytest.mark.parametrize("name", ["flower", "nvflare", "nvflare, aggregator"])
+def test_replies_with_some_of_the_groups(name, tmp_path):
+    """And with a personal tensor, which does not count; the second run resumes."""
+    place, seen = made(name), set()
+
+    def work(t, i, sent, task):
+        seen.add((*sent,))
+        own = {name: sent[name] + np.float32(i + 2) for name in OF_GROUPS[i]}
+        return Update(i, own | {"head": np.full(2, np.nan, np.float32)}, steps=2, examples=3)
+
+    for rounds in (1, 2):
+        how = {"rounds": rounds, "x0": X, "parts": PARTS, "storage": str(tmp_path / "run")}
+        server, reports, model = place.run("FedAvg", work, **how)
+        server.close()
+    assert seen == {("text.w", "image.w", "image.b", "body")}
+    require_groups(reports[-1], model, place.ids(3), rounds=2)

@@ -68,36 +68,30 @@ def header(text, data=b"", version=b"\x01\x00", length=None):
 GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (b"", ArrayError),
-        (b"\x93NUMPY", ArrayError),
-        (b"\x93NUMPY\x01\x00", ArrayError),
-        (header(GOOD, bytes(8), version=b"\x02\x00"), ArrayError),
-        (header(GOOD, bytes(8), length=60), ArrayError),
-        (header(GOOD, bytes(8), length=2000), ArrayError),
-        (header(GOOD.replace("(2,)", "(0,)"), length=len(GOOD) + 2), ArrayError),
-        (header(GOOD + " " * 2000, bytes(8)), ArrayError),
-        (header(GOOD, bytes(7)), ShapeError),
-        (header(GOOD, bytes(9)), ShapeError),
-        (header(GOOD.replace("<f4", ">f4"), bytes(8)), ArrayError),
-        (header(GOOD.replace("<f4", "|O8"), bytes(16)), DtypeError),
-        (header(GOOD.replace("<f4", "<c8"), bytes(16)), DtypeError),
-        (header(GOOD.replace("<f4", "<V2"), bytes(4)), DtypeError),
-        (header(GOOD.replace("(2,)", "(-2,)"), bytes(8)), ArrayError),
-        (header(GOOD.replace("(2,)", "(2)"), bytes(8)), ArrayError),
-        (header(GOOD.replace("(2,)", "(1, 2,)"), bytes(8)), ArrayError),
-        (header(GOOD.replace("(2,)", "(02,)"), bytes(8)), ArrayError),
-        (header(GOOD.replace("(2,)", "(2L,)"), bytes(8)), ArrayError),
-        (header(GOOD.replace("(2,)", "(True,)"), bytes(8)), ArrayError),
-        (header(GOOD.replace("(2,)", "(" + "9" * 19 + ",)"), bytes(8)), ShapeError),
-        (header(GOOD.replace("(2,)", "(0, " + "9" * 19 + ")"), b""), ShapeError),
-        (header(GOOD.replace("(2,)", "(" + ", ".join(["1"] * 33) + ")"), bytes(4)), ShapeError),
-        (header(GOOD.replace("'<f4'", "__import__('os')"), bytes(8)), ArrayError),
-        (header(GOOD.replace(", }", ", 'descr': '<f8', }"), bytes(8)), ArrayError),
-    ],
-)
+def replaced(old, new, size=8):
+    return header(GOOD.replace(old, new), bytes(size))
+
+
+NINES = "9" * 19
+MALFORMED = [
+    *((data, ArrayError) for data in (b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00")),
+    *(
+        (header(GOOD, bytes(8), **how), ArrayError)
+        for how in (dict(version=b"\x02\x00"), dict(length=60), dict(length=2000))
+    ),
+    (header(GOOD.replace("(2,)", "(0,)"), length=len(GOOD) + 2), ArrayError),
+    (header(GOOD + " " * 2000, bytes(8)), ArrayError),
+    *((header(GOOD, bytes(size)), ShapeError) for size in (7, 9)),
+    *((replaced("<f4", dtype, size), DtypeError) for dtype, size in (("|O8", 16), ("<c8", 16), ("<V2", 4))),
+    *((replaced("(2,)", shape), ArrayError) for shape in ("(-2,)", "(2)", "(1, 2,)", "(02,)", "(2L,)", "(True,)")),
+    *((replaced("(2,)", shape, size), ShapeError) for shape, size in ((f"({NINES},)", 8), (f"(0, {NINES})", 0))),
+    (replaced("(2,)", "(" + ", ".join(["1"] * 33) + ")", 4), ShapeError),
+    *((replaced("'<f4'", new), ArrayError) for new in ("'>f4'", "__import__('os')")),
+    (replaced(", }", ", 'descr': '<f8', }"), ArrayError),
+]
+
+
+@pytest.mark.parametrize(("data", "error"), MALFORMED)
 def test_malformed_bytes_are_an_error(data, error):
     with pytest.raises(error, match=r"^npy\b"):
         npy.read(data)

@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from fedcore import Limits, Model, Server, Update
-from fedcore.adapters.session import (
-    RejectedRounds,
-    is_changed,
-    newcomers,
-    open_server,
-    require_steps,
-    take_model,
-    with_plain_steps,
-)
+from fedcore.adapters import session
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvgM
 from fedcore.algorithms.optimizers import Adam
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
@@ -32,11 +24,11 @@ def opened(algorithm, clients, storage=None, **how):
     options = ServerOptions.from_mapping(
         {"lr": 0.1, "storage": storage} | {k: how.pop(k) for k in ("limits",) if k in how}
     )
-    return open_server(X0, algorithm, clients, options, **how)
+    return session.open_server(X0, algorithm, clients, options, **how)
 
 
 def test_methods_and_optimizers_in_a_configuration_have_options():
-    assert with_plain_steps({"name": "MIFA", "wait": False}, 0.1) == MIFA(wait=False)
+    assert session.with_plain_steps({"name": "MIFA", "wait": False}, 0.1) == MIFA(wait=False)
     for name in ("Adam", "adam"):
         assert ServerOptions.from_mapping({"optimizer": {"name": name, "eta": 0.5}}).optimizer == Adam(eta=0.5)
     for table in ({"name": "Adam", "etta": 0.5}, {"eta": 0.5}):
@@ -63,24 +55,24 @@ def test_an_earlier_server_accepts_the_steps_that_a_job_asks_for(tmp_path):
 
 def test_newcomers_are_unknown_ids_of_known_size():
     server = opened("FedAvg", ["a"])
-    assert newcomers(server, ["b", "a", "c", "b", "\ud800", True, -1, None], None) == ["b", "c"]
-    assert newcomers(server, ["b", "a", "c"], {"c": 5, "d": 6}) == {"c": 5}
+    assert session.newcomers(server, ["b", "a", "c", "b", "\ud800", True, -1, None], None) == ["b", "c"]
+    assert session.newcomers(server, ["b", "a", "c"], {"c": 5, "d": 6}) == {"c": 5}
 
 
 def test_only_rejected_rounds_in_a_row_end_a_run():
     rejected = [("b", "lr=2: must be 1")]
-    rounds = RejectedRounds(2)
+    rounds = session.RejectedRounds(2)
     for accepted, refused in (((), rejected), ((), ()), (("a",), rejected), ((), rejected), ((), ())):
         rounds.note(accepted, refused)
     with pytest.raises(RoundError, match=r"1 x lr=2: must be 1"):
         rounds.note((), rejected)
     with pytest.raises(RangeError, match=r"^abort_after"):
-        RejectedRounds(0)
+        session.RejectedRounds(0)
 
 
 @pytest.mark.parametrize(("before", "ends"), [([], False), ([()], True), ([("a",), ()], False), ([(), ("a",)], False)])
 def test_a_short_run_that_accepted_nothing_ends_with_an_error(before, ends):
-    rounds = RejectedRounds(3)
+    rounds = session.RejectedRounds(3)
     for accepted in before:
         rounds.note(accepted, [("b", "update: a number is NaN")])
     with pytest.raises(RoundError, match="NaN") if ends else nullcontext():
@@ -90,28 +82,28 @@ def test_a_short_run_that_accepted_nothing_ends_with_an_error(before, ends):
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_method_of_more_than_plain_steps_is_refused(name):
     if name in PLAIN:
-        assert with_plain_steps(ORDERS[name], 0.1) is ORDERS[name]
+        assert session.with_plain_steps(ORDERS[name], 0.1) is ORDERS[name]
     else:
         with pytest.raises(RangeError, match=rf"^algorithm\b.*{type(ORDERS[name]).__name__}"):
-            with_plain_steps(ORDERS[name], 0.1)
+            session.with_plain_steps(ORDERS[name], 0.1)
 
 
 def test_a_rate_of_each_step_is_refused():
     with pytest.raises(RangeError, match=r"^lr\b.*InverseStep.*lambda round"):
-        with_plain_steps("FedAvg", OF_STEPS)
+        session.with_plain_steps("FedAvg", OF_STEPS)
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, 2**53 + 1, True, "", [3]])
 def test_steps_are_a_number_or_a_name(steps):
-    require_steps(3, MIFA())
-    require_steps("num-steps", MIFA())
+    session.require_steps(3, MIFA())
+    session.require_steps("num-steps", MIFA())
     with pytest.raises(RangeError, match=r"^steps\b"):
-        require_steps(steps, MIFA())
+        session.require_steps(steps, MIFA())
 
 
 def test_steps_are_refused_for_methods_of_more_than_plain_steps():
     with pytest.raises(RangeError, match=r"^steps\b"):
-        require_steps(3, SCAFFOLD())
+        session.require_steps(3, SCAFFOLD())
 
 
 def test_the_method_everything_sets_every_field_of_the_instructions():
@@ -149,8 +141,8 @@ def test_a_model_that_is_returned_unchanged_rounds_nothing(form):
     server = server_of_state()
     before = server.x
     model = {name: FORMS[form](np.asarray(value)) for name, value in server.tensors().items()}
-    assert not is_changed(server, model)
-    assert not take_model(server, model)
+    assert not session.is_changed(server, model)
+    assert not session.take_model(server, model)
     assert server.x is not None
     assert server.x.tobytes() == before.tobytes()
     assert server.transactions == 1
@@ -165,9 +157,9 @@ def test_only_the_numbers_that_a_framework_changed_are_taken(form, name):
     due = {key: np.array(value) for key, value in before.items()}
     for tensors in (model, due):
         tensors[name].reshape(-1)[-1:] = True if name == "mask" else 8
-    assert is_changed(server, model)
-    assert take_model(server, model)
-    assert not is_changed(server, model)
+    assert session.is_changed(server, model)
+    assert session.take_model(server, model)
+    assert not session.is_changed(server, model)
     assert {key: value.tobytes() for key, value in server.tensors().items()} == {
         key: np.asarray(value).tobytes() for key, value in due.items()
     }
@@ -179,11 +171,11 @@ def test_a_model_is_compared_with_the_one_that_was_returned():
     server = server_of_state()
     returned = {k: v.astype(np.float16).astype(v.dtype) if v.dtype == "f4" else v for k, v in server.tensors().items()}
     before = server.x
-    assert is_changed(server, returned)
-    assert not take_model(server, returned, returned)
+    assert session.is_changed(server, returned)
+    assert not session.take_model(server, returned, returned)
     changed = {**returned, "w": returned["w"].copy()}
     changed["w"][0, 1] = 5
-    assert take_model(server, changed, returned)
+    assert session.take_model(server, changed, returned)
     assert server.x[[0, 2, 3, 4]].tobytes() == before[[0, 2, 3, 4]].tobytes()
     assert server.x[1] == 5
 
@@ -193,16 +185,16 @@ def test_a_changed_model_that_does_not_fit_is_an_error_at_once():
     before, model = server.x, server.tensors()
     for wrong in ({**model, "w": model["w"] * np.nan}, {"w": model["w"]}, {**model, "v": model["w"]}):
         with pytest.raises(ArrayError):
-            take_model(server, wrong)
+            session.take_model(server, wrong)
     assert server.x.tobytes() == before.tobytes()
     fixed = Server(X0, FedAvgM(placement="client"), 2, lr=0.1)
-    assert not take_model(fixed, {"w": X0["w"].copy()})
+    assert not session.take_model(fixed, {"w": X0["w"].copy()})
     with pytest.raises(RangeError, match=r"^model\b.*w.*FedAvgM.*placement='server'"):
-        take_model(fixed, {"w": X0["w"] + 1})
+        session.take_model(fixed, {"w": X0["w"] + 1})
 
 
 def test_a_changed_model_may_lack_groups():
     server = Server(Model({"a": X0["w"], "b": X0["w"]}, partial={"A": "a"}), "FedAvg", 2, lr=0.1)
-    assert not take_model(server, {"a": X0["w"]})
-    assert take_model(server, {"a": X0["w"] + 1})
+    assert not session.take_model(server, {"a": X0["w"]})
+    assert session.take_model(server, {"a": X0["w"] + 1})
     assert server.x.tolist() == [1, 2, 3, 4, 0, 1, 2, 3]

@@ -3,42 +3,25 @@
 import numpy as np
 import pytest
 
-from fedcore.algorithms import (
-    MBSTORM,
-    MIFA,
-    REGISTRY,
-    SCAFFOLD,
-    SCAFFOLDM,
-    Algorithm,
-    FedAvg,
-    FedAvgM,
-    FedStale,
-    FlexibleFedAvg,
-    Linear,
-    MimiC,
-    QFedAvg,
-    Step,
-    Terms,
-    named,
-)
+from fedcore import algorithms
 from fedcore.algorithms.base import is_whole_sum
 from tests.algorithms.test_by_hand import CLAIMS
 
-METHODS = {name: named(name) for name in REGISTRY} | {
-    "FedAvg, uniform": FedAvg("uniform"),
-    "FedAvgM, beta 1": FedAvgM(1.0),
-    "FedAvgM, on clients": FedAvgM(placement="client"),
-    "FedStale, chances": FedStale(chances=0.5),
-    "Flexible A": FlexibleFedAvg("A", 5),
-    "Flexible B": FlexibleFedAvg("B", 5),
-    "MBSTORM, three steps": MBSTORM(steps=3),
-    "MIFA, at once": MIFA(wait=False),
-    "MimiC, on clients": MimiC(placement="client"),
-    "QFedAvg, q = 2": QFedAvg(2.0),
-    "MimiC, update units": MimiC(units="update"),
-    "SCAFFOLD, sent": SCAFFOLD(control="sent"),
-    "SCAFFOLD, on clients": SCAFFOLD(placement="client"),
-    "SCAFFOLDM, on clients": SCAFFOLDM(placement="client"),
+METHODS = {name: algorithms.named(name) for name in algorithms.REGISTRY} | {
+    "FedAvg, uniform": algorithms.FedAvg("uniform"),
+    "FedAvgM, beta 1": algorithms.FedAvgM(1.0),
+    "FedAvgM, on clients": algorithms.FedAvgM(placement="client"),
+    "FedStale, chances": algorithms.FedStale(chances=0.5),
+    "Flexible A": algorithms.FlexibleFedAvg("A", 5),
+    "Flexible B": algorithms.FlexibleFedAvg("B", 5),
+    "MBSTORM, three steps": algorithms.MBSTORM(steps=3),
+    "MIFA, at once": algorithms.MIFA(wait=False),
+    "MimiC, on clients": algorithms.MimiC(placement="client"),
+    "QFedAvg, q = 2": algorithms.QFedAvg(2.0),
+    "MimiC, update units": algorithms.MimiC(units="update"),
+    "SCAFFOLD, sent": algorithms.SCAFFOLD(control="sent"),
+    "SCAFFOLD, on clients": algorithms.SCAFFOLD(placement="client"),
+    "SCAFFOLDM, on clients": algorithms.SCAFFOLDM(placement="client"),
 }
 EVERYONE = frozenset(METHODS)
 STORM = {"MBSTORM", "MBSTORM, three steps"}
@@ -116,28 +99,28 @@ def test_the_most_steps_of_a_client():
 def test_the_sum_in_terms_of_h_r_and_q():
     """Of A = sum w (adds.h h + adds.r r + adds.q q + adds.row r'), r' = row.h h + row.r r + row.q q."""
 
-    class Mine(Algorithm):
-        row = Terms(h=2, r=3, q=5)
-        adds = Terms(h=7, r=11, q=13, row=17)
+    class Mine(algorithms.Algorithm):
+        row = algorithms.Terms(h=2, r=3, q=5)
+        adds = algorithms.Terms(h=7, r=11, q=13, row=17)
 
         def step(self, cohort):
-            return Step(v=Linear(A=1))
+            return algorithms.Step(v=algorithms.Linear(A=1))
 
-    assert Mine().sums == Terms(h=7 + 17 * 2, r=11 + 17 * 3, q=13 + 17 * 5)
-    assert MimiC().sums == Terms(h=1, r=-1, q=1)
-    assert SCAFFOLDM(0.25).sums == Terms(h=4, r=0, q=-4)  # raw - c_i = (h - offset) / beta
+    assert Mine().sums == algorithms.Terms(h=7 + 17 * 2, r=11 + 17 * 3, q=13 + 17 * 5)
+    assert algorithms.MimiC().sums == algorithms.Terms(h=1, r=-1, q=1)
+    assert algorithms.SCAFFOLDM(0.25).sums == algorithms.Terms(h=4, r=0, q=-4)  # raw - c_i = (h - offset) / beta
 
 
 @pytest.mark.parametrize(
     ("form", "whole"),
     [
-        (Linear(), True),
-        (Linear(T=1, A=-3, B=2, v=7), True),
-        (Linear(T=1, A=2.0**31, B=-(2.0**31)), True),
-        (Linear(T=1, A=2.0**31 + 1), False),
-        (Linear(T=1, A=-(2.0**31) - 1), False),
-        (Linear(T=1, A=0.5), False),
-        (Linear(T=1, g=1), False),
+        (algorithms.Linear(), True),
+        (algorithms.Linear(T=1, A=-3, B=2, v=7), True),
+        (algorithms.Linear(T=1, A=2.0**31, B=-(2.0**31)), True),
+        (algorithms.Linear(T=1, A=2.0**31 + 1), False),
+        (algorithms.Linear(T=1, A=-(2.0**31) - 1), False),
+        (algorithms.Linear(T=1, A=0.5), False),
+        (algorithms.Linear(T=1, g=1), False),
     ],
 )
 def test_a_total_that_is_kept_as_integers(form, whole):
@@ -156,4 +139,4 @@ def test_a_method_is_immutable(method):
 
 
 def test_default_weights_are_the_draws():
-    np.testing.assert_array_equal(named("LocalDescent").weigh(CLAIMS), CLAIMS.counts)
+    np.testing.assert_array_equal(algorithms.named("LocalDescent").weigh(CLAIMS), CLAIMS.counts)

@@ -8,61 +8,49 @@ from hypothesis import strategies as st
 import fedcore
 from bench.papers.theory.local_sgd import largest_alpha, largest_full_gradient_rate
 from fedcore import errors
-from fedcore.algorithms.rates import (
-    REGISTRY,
-    Constant,
-    Exponential,
-    Horizon,
-    InverseRound,
-    InverseStep,
-    PerCohort,
-    Staircase,
-    as_rate,
-    rate_at,
-    rate_of_steps,
-)
+from fedcore.algorithms import rates
 
 
 def test_rates_by_hand():
-    assert [Exponential(8, 0.5)(t) for t in range(4)] == [8, 4, 2, 1]
-    assert Constant(3)(100) == 3
-    assert as_rate(0.1)(7) == 0.1
+    assert [rates.Exponential(8, 0.5)(t) for t in range(4)] == [8, 4, 2, 1]
+    assert rates.Constant(3)(100) == 3
+    assert rates.as_rate(0.1)(7) == 0.1
     twice = lambda round: 2.0 * round  # noqa: E731
-    assert as_rate(twice) is twice
-    assert [Horizon(L=5, K=4, T=100)(t) for t in (0, 9)] == [0.04, 0.04]
+    assert rates.as_rate(twice) is twice
+    assert [rates.Horizon(L=5, K=4, T=100)(t) for t in (0, 9)] == [0.04, 0.04]
 
 
 def test_the_staircase_counts_from_one():
-    assert [Staircase(12)(t) for t in range(4)] == [12, 6, 4, 3]
+    assert [rates.Staircase(12)(t) for t in range(4)] == [12, 6, 4, 3]
 
 
 def test_theorem_3_1s_rate_by_hand():
     """16 E / (mu w) / (t E + gamma): here 16 * 5 / (2 * 4) / (5 t + 10) = 10 / (5 t + 10)."""
-    rate = InverseRound(mu=2.0, E=5, work=4.0, gamma=10.0)
+    rate = rates.InverseRound(mu=2.0, E=5, work=4.0, gamma=10.0)
     assert [rate(t) for t in range(3)] == pytest.approx([1, 10 / 15, 10 / 20])
     assert [rate.restarted(2)(t) for t in range(4)] == pytest.approx([1, 10 / 15, 1, 10 / 15])
     with pytest.raises(errors.RangeError, match="work"):
-        InverseRound(mu=2.0, E=5, work=0.0, gamma=10.0)
+        rates.InverseRound(mu=2.0, E=5, work=0.0, gamma=10.0)
 
 
 def test_the_staircase_restarts():
-    rate = Staircase(12, restarts=[5, 2])
+    rate = rates.Staircase(12, restarts=[5, 2])
     assert [rate(t) for t in range(8)] == [12, 6, 12, 6, 4, 12, 6, 4]
-    assert Staircase(12, [0])(0) == 12
-    assert rate == Staircase(12).restarted(5).restarted(2).restarted(2)
-    assert hash(rate) == hash(Staircase(12, (2, 5)))
+    assert rates.Staircase(12, [0])(0) == 12
+    assert rate == rates.Staircase(12).restarted(5).restarted(2).restarted(2)
+    assert hash(rate) == hash(rates.Staircase(12, (2, 5)))
 
 
 def test_an_arrival_of_a_schedule_is_a_restart():
     """A new client's first round has eta_0 / 1: the paper's eta_0 / (t - t0) in its round t0 + 1."""
     schedule = fedcore.participation.Schedule(3, arrivals={2: 7})
-    rate = Staircase(1.0, restarts=list(schedule.arrivals.values()))
+    rate = rates.Staircase(1.0, restarts=list(schedule.arrivals.values()))
     first = next(t for t in range(20) if 2 in schedule.active(t).clients)
     assert (rate(first - 1), rate(first), rate(first + 1)) == (1 / 7, 1, 1 / 2)
 
 
 def test_inverse_steps_by_hand():
-    rate = InverseStep(mu=2, alpha=3, E=2)  # a = 10
+    rate = rates.InverseStep(mu=2, alpha=3, E=2)  # a = 10
     assert [rate.of_step(*t) for t in ((0, 0), (0, 1), (1, 0), (1, 1), (15, 0))] == [0.2, 4 / 22, 4 / 24, 4 / 26, 0.05]
     assert [rate(t) for t in (0, 1, 15)] == [rate.of_step(t, 0) for t in (0, 1, 15)]
 
@@ -75,23 +63,23 @@ def test_rates_of_steps_are_checked():
         def of_step(self, round, step):
             return [0.1, -0.1, float("nan"), 0.0][step]
 
-    of_step = rate_of_steps(Odd(), 7)
+    of_step = rates.rate_of_steps(Odd(), 7)
     assert of_step(0) == 0.1
     for step in (1, 2, 3):
         with pytest.raises(errors.RangeError, match=rf"^rate\b.*step {step}\b.*round 7"):
             of_step(step)
-    assert rate_of_steps(Staircase(1.0), 7) is None
+    assert rates.rate_of_steps(rates.Staircase(1.0), 7) is None
 
 
 def test_the_rate_per_cohort_by_hand():
-    rule = PerCohort(c=2, beta=4)
+    rule = rates.PerCohort(c=2, beta=4)
     assert [rule(t, S) for t, S in ((0, 2), (4, 2), (4, 6))] == [1, 0.5, 1.5]
     assert rule(0, 0) == rule(0, 1) == 0.5
 
 
 def test_the_rate_per_cohort_needs_sizes():
     pattern = fedcore.participation.Uniform(9, 3)
-    rule = PerCohort(c=2, beta=4)
+    rule = rates.PerCohort(c=2, beta=4)
     rate = rule.over(lambda t: len(pattern.active(t)))
     assert [rate(t) for t in range(5)] == [rule(t, 3) for t in range(5)]
     server = fedcore.Server(np.zeros(1, np.float32), "MimiC", clients=9, lr=0.1, server_lr=rate)
@@ -194,23 +182,23 @@ VALUES = [0, -1, float("nan"), float("inf"), "1", True, None]
 @pytest.mark.parametrize("value", VALUES[:4])
 def test_values_out_of_range(value):
     with pytest.raises(errors.RangeError, match=r"^rate\b"):
-        as_rate(value)
+        rates.as_rate(value)
     with pytest.raises(errors.RangeError, match=r"^decay\b"):
-        Exponential(1, -abs(value))
+        rates.Exponential(1, -abs(value))
 
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda bad: Constant(bad), "rate"),
-        (lambda bad: Exponential(bad, 0.5), "initial"),
-        (lambda bad: Staircase(bad), "initial"),
-        (lambda bad: Horizon(bad, 1, 1), "L"),
-        (lambda bad: InverseStep(bad, 1, 1), "mu"),
-        (lambda bad: InverseStep(1, bad, 1), "alpha"),
-        (lambda bad: PerCohort(bad, 1), "c"),
-        (lambda bad: PerCohort(1, bad), "beta"),
+        (lambda bad: rates.Constant(bad), "rate"),
+        (lambda bad: rates.Exponential(bad, 0.5), "initial"),
+        (lambda bad: rates.Staircase(bad), "initial"),
+        (lambda bad: rates.Horizon(bad, 1, 1), "L"),
+        (lambda bad: rates.InverseStep(bad, 1, 1), "mu"),
+        (lambda bad: rates.InverseStep(1, bad, 1), "alpha"),
+        (lambda bad: rates.PerCohort(bad, 1), "c"),
+        (lambda bad: rates.PerCohort(1, bad), "beta"),
         (lambda bad: largest_full_gradient_rate(bad, 1, 1, 1), "L"),
         (lambda bad: largest_full_gradient_rate(1, bad, 1, 1), "mu"),
     ],
@@ -223,22 +211,22 @@ def test_numbers_that_must_be_positive(call, name, value):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Horizon(1, 0, 1), r"K\b"),
-        (lambda: Horizon(1, 1, 1.0), r"T\b"),
-        (lambda: InverseStep(1, 1, 0), r"E\b"),
-        (lambda: Exponential(1, 1.5), r"decay\b"),
-        (lambda: Exponential(1, "0.5"), r"decay\b"),
-        (lambda: Staircase(1, [-1]), r"restarts\b"),
-        (lambda: Staircase(1, [1.0]), r"restarts\b"),
-        (lambda: Staircase(1, "12"), r"restarts\b"),
-        (lambda: Staircase(1, [True]), r"restarts\b"),
+        (lambda: rates.Horizon(1, 0, 1), r"K\b"),
+        (lambda: rates.Horizon(1, 1, 1.0), r"T\b"),
+        (lambda: rates.InverseStep(1, 1, 0), r"E\b"),
+        (lambda: rates.Exponential(1, 1.5), r"decay\b"),
+        (lambda: rates.Exponential(1, "0.5"), r"decay\b"),
+        (lambda: rates.Staircase(1, [-1]), r"restarts\b"),
+        (lambda: rates.Staircase(1, [1.0]), r"restarts\b"),
+        (lambda: rates.Staircase(1, "12"), r"restarts\b"),
+        (lambda: rates.Staircase(1, [True]), r"restarts\b"),
         (lambda: largest_alpha(0.5, 1, 1), r"kappa\b"),
         (lambda: largest_alpha(1, 0.5, 1), r"diversity\b"),
         (lambda: largest_alpha(1, 1, 0), r"K\b"),
         (lambda: largest_full_gradient_rate(1, 2, 1, 1), r"mu\b"),
-        (lambda: rate_at(Exponential(1, 1e-300), 2), r"rate\b"),
-        (lambda: as_rate("0.1"), r"rate\b"),
-        (lambda: as_rate(True), r"rate\b"),
+        (lambda: rates.rate_at(rates.Exponential(1, 1e-300), 2), r"rate\b"),
+        (lambda: rates.as_rate("0.1"), r"rate\b"),
+        (lambda: rates.as_rate(True), r"rate\b"),
     ],
 )
 def test_other_arguments_are_named(call, message):
@@ -247,7 +235,7 @@ def test_other_arguments_are_named(call, message):
 
 
 def test_every_rate_is_registered_by_its_name_and_cites_its_source():
-    for name, kind in REGISTRY.items():
+    for name, kind in rates.REGISTRY.items():
         assert kind.__name__ == name
         assert name == "Constant" or "Reference:" in kind.__doc__
         assert ">>>" in kind.__doc__

@@ -1,15 +1,13 @@
 """Modules import only from lower layers of docs/design.md, and optional packages only in their folders."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import fedcore
+from tests.kit import python
 
 ROOT = Path(fedcore.errors.__file__).parent
 
@@ -204,9 +202,7 @@ def test_fedcore_needs_only_numpy():
     hidden = "".join(f"sys.modules[{name!r}] = None; " for name in OPTIONAL)
     script = str(Path(__file__).with_name("core_alone.py"))
     code = f"import runpy, sys; {hidden}runpy.run_path({script!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "sound: 0 rows" in done.stdout
+    assert "sound: 0 rows" in python("-c", code).stdout
 
 
 SLOW = {"fedcore.cluster", "fedcore.sim", "fedcore.model.merging", "importlib.metadata", "multiprocessing", "difflib"}
@@ -214,9 +210,7 @@ SLOW = {"fedcore.cluster", "fedcore.sim", "fedcore.model.merging", "importlib.me
 
 def test_importing_fedcore_leaves_out_what_many_programs_do_not_use():
     code = f"import sys; early = set(sys.modules); import fedcore; print({SLOW} & (sys.modules.keys() - early))"
-    environment = {name: value for name, value in os.environ.items() if name != "FEDCORE_PROFILE"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
-    assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr
+    assert python("-c", code, FEDCORE_PROFILE="").stdout == "set()\n"
 
 
 def test_what_is_imported_later_is_there():

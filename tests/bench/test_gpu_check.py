@@ -12,7 +12,7 @@ import pytest
 
 from bench.gpu import day
 from bench.gpu.lines import line, met
-from fedcore import Server, Update, kernels
+from fedcore import Server, Update
 
 ROOT = Path(day.__file__).parents[2]
 
@@ -33,26 +33,6 @@ def test_every_kernel_has_the_same_bits_on_the_device(gpu):
             solve(gpu.problems, kind)
     assert len(gpu.problems.done) == len(gpu.all)
     assert {*gpu.problems.done.values()} == {len(gpu.kinds)}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda term, out: kernels.combine([term], [np.nextafter(np.float32(1), np.float32(2))], out),  # a wrong bit
-        lambda term, out: None,  # nothing written
-        lambda term, out: kernels.combine([term[:-1]], [1.0], out[:-1]),  # the last one left out
-    ],
-)
-def test_a_wrong_kernel_is_found(gpu, wrong):
-    problems, x = gpu.problems, np.linspace(1, 2, 100, dtype=np.float32)
-    problems.chance = lambda p: True  # of arrays of fedcore's own
-
-    def run(a):
-        right = isinstance(a["x"], np.ndarray)
-        kernels.combine([a["x"]], [1.0], a["out"]) if right else wrong(a["x"], a["out"])
-
-    with pytest.raises(AssertionError, match="of a wrong kernel: out"):
-        problems.compare("of a wrong kernel", run, {"x": x, "out": problems.poisoned(100)}, ["out"])
 
 
 @pytest.mark.parametrize("way", ["torch, operation by operation", "torch foreach"])

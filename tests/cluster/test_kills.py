@@ -1,27 +1,18 @@
 """Kills of any process at any time: all shards are then at one transaction, undamaged, and the run continues."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kit import python
 
 PROGRAM = Path(__file__).with_name("killed.py")
 METHODS = ["MIFA", "MimiC", "SCAFFOLD", "MIFA in groups"]
 
 
 def killed(folder, method, stride):
-    run = subprocess.run(
-        [sys.executable, PROGRAM, folder, method, str(stride)],
-        capture_output=True,
-        text=True,
-        timeout=2000,
-        env=os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])},
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return json.loads(python(PROGRAM, folder, method, stride, timeout=2000).stdout)
 
 
 @pytest.mark.parametrize(("method", "stride"), [("MIFA", 59), ("MIFA in groups", 151)])

@@ -1,7 +1,5 @@
 """A cluster has the memory of all its shards' machines."""
 
-import os
-import subprocess
 import sys
 from itertools import count
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from fedcore import Compute, Server
 from fedcore.cluster import LocalThreads
 from fedcore.errors import RangeError
+from tests.kit import python
 from tests.server.test_population import MORE
 from tests.store.peaks import peak_of
 
@@ -20,9 +19,7 @@ PROGRAM = Path(__file__).with_name("limited.py")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of a process's memory are Linux's")
 def test_a_model_larger_than_one_shards_memory_runs_on_two():
-    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])}
-    run = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, timeout=300, env=environment)
-    assert run.returncode == 0, run.stderr
+    run = python(PROGRAM)
     in_one, in_two, whole = run.stdout.splitlines()
     assert "MemoryError" in in_one + run.stderr  # a lost process tells its error to the standard one
     assert in_two == whole

@@ -1,9 +1,6 @@
 """The contract of executors, pools and tasks, on this machine's processes and on Ray: results, errors, lost workers."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +11,7 @@ from fedcore.errors import ClusterError
 from fedcore.sim import ray_engine
 from fedcore.sim.ray_engine import Tasks
 from fedcore.testing import ExecutorContract
+from tests.kit import python
 from tests.sim.engines.ray.light import Light, light
 
 
@@ -183,9 +181,7 @@ Pool(Processes(), Light, 1).complete()
 def test_a_program_without_a_main_guard_gets_advice(tmp_path):
     program = tmp_path / "unguarded.py"
     program.write_text(UNGUARDED)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
+    done = python(program, status=1)
     assert "ClusterError: workers: 4 workers ended while they started: " in done.stderr
     assert "ended with exit status 1 " in done.stderr
     assert 'call fedcore under if __name__ == "__main__", or use jobs=0' in done.stderr

@@ -1,7 +1,6 @@
 """Averages of files and of iterators have the bits of averages of models in memory."""
 
 import gc
-import subprocess
 import sys
 import weakref
 
@@ -15,6 +14,7 @@ from fedcore import Safetensors, errors, write_model
 from fedcore.model import windows
 from fedcore.model.files import open_model
 from fedcore.model.safetensors import StoredTensor
+from tests.kit import python
 from tests.model.test_merging import Tied
 
 WEIGHTS = [3, 1, 2]
@@ -236,10 +236,5 @@ def test_twenty_files_need_the_memory_of_the_average_and_its_windows(tmp_path):
         paths[-1].write_bytes(head)
         with open(paths[-1], "r+b") as file:
             file.truncate(len(head) + 4 * n)
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, tmp_path / "small.safetensors", *paths],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert int(done.stdout) < 20 + 20 + 15, done.stderr  # of 400 MB
+    peak = python("-c", PEAK, tmp_path / "small.safetensors", *paths).stdout
+    assert int(peak) < 20 + 20 + 15  # of 400 MB

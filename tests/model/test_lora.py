@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from safetensors.torch import load_file
 import fedcore
 from fedcore import Safetensors, errors, merge, write_model
 from tests.cli.command import invoke as run
+from tests.kit import python
 from tests.model.test_merging import PEAK
 
 PREFIX = "base_model.model."
@@ -223,9 +222,8 @@ def test_an_adapter_that_is_not_finite_is_rejected(tmp_path, name):
 def test_the_memory_of_products_does_not_depend_on_their_number(tmp_path):
     shapes = {f"layers.{i}.q": (4096, 4096) for i in range(80)}
     given = [adapter(tmp_path / str(k), k, r=8, shapes=shapes, head=False) for k in range(2)]
-    command = [sys.executable, "-c", PEAK.replace("rule=RULE", 'lora="stack"'), tmp_path / "out", *given]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert int(done.stdout) < 25, done.stderr  # of 42 MB in and 42 MB out
+    peak = python("-c", PEAK.replace("rule=RULE", 'lora="stack"'), tmp_path / "out", *given).stdout
+    assert int(peak) < 25  # of 42 MB in and 42 MB out
 
 
 def test_the_command(tmp_path):

@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from fedcore.model import files, merging, windows
 from fedcore.rules import GeometricMedian
 from tests.cli.command import invoke as run
 from tests.kills import calls_of, die_at, killed
+from tests.kit import python
 from tests.model.kill_merges import CALLS, content, in_child, models, small_steps
 
 WEIGHTS = [3, 1, 2]
@@ -678,9 +677,8 @@ def test_the_memory_of_a_merge_does_not_depend_on_the_size_of_the_models(tmp_pat
         head = fedcore.model.safetensors.header_of([("w", "bfloat16", (n,))])
         paths[-1].write_bytes(head)
         os.truncate(paths[-1], len(head) + 2 * n)
-    command = [sys.executable, "-c", PEAK.replace("RULE", rule), tmp_path / "out", *paths]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert int(done.stdout) < 20 + 5 * 7 + 15, done.stderr  # of 150 MB
+    peak = python("-c", PEAK.replace("RULE", rule), tmp_path / "out", *paths).stdout
+    assert int(peak) < 20 + 5 * 7 + 15  # of 150 MB
 
 
 def test_the_command(tmp_path, monkeypatch):

@@ -100,23 +100,3 @@ def test_the_machine_code_matches_the_ptx(built, kernels):
     assert wide == {one.name: one.wide for one in kernels}
     fused = {name for name, lines in code.items() if any(op.startswith(("FFMA", "DFMA")) for _, op, _ in lines)}
     assert {name for name in fused if "int8" not in name} == {"optimizer_step_decay", "optimizer_step_yogi", *COLUMNS}
-
-
-@pytest.mark.parametrize(
-    ("operation", "is_safe"),
-    [
-        ("add.rn.f32", True),
-        ("sqrt.rn.f32", True),
-        ("mul.f32", False),  # may be fused with an addition
-        ("fma.rn.f32", False),
-        ("mul.rn.ftz.f32", False),
-        ("div.full.f32", False),
-        ("div.approx.f32", False),
-    ],
-)
-def test_the_reader_of_ptx_knows_unsafe_operations(operation, is_safe):
-    ptx = f".visible .entry fedcore_planted(\n{operation} %f1, %f2, %f3;\nld.global.cs.v4.f32 {{%f1}}, [%rd1];\n"
-    words = "Compiling entry function 'fedcore_planted' for 'sm_90'\n 4 bytes spill stores\n Used 17 registers"
-    (one,) = compiled.kernels(ptx, words)
-    assert one.unsafe == (() if is_safe else (operation,))
-    assert (one.registers, one.spilled, one.wide, one.accesses) == (17, 4, 1, 1)

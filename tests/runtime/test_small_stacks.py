@@ -1,12 +1,9 @@
 """Kernels work in threads with small stacks, such as musl's."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from fedcore import _core
+from tests.kit import python
 
 LEVELS = ["baseline", "avx2", "avx512"]
 LEVELS, LONG = LEVELS[: LEVELS.index(_core.best_isa()) + 1], pytest.mark.endurance
@@ -82,11 +79,4 @@ print("done")
 @pytest.mark.parametrize("level", [LEVELS[-1], *(pytest.param(each, marks=LONG) for each in LEVELS[:-1])])
 def test_every_kernel_on_a_small_stack(level):
     code = EVERY_CALL.replace("KIB", str(KIB))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"FEDCORE_ISA": level},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "done", (done.returncode, done.stderr[-2000:])
+    assert python("-c", code, FEDCORE_ISA=level).stdout.strip() == "done"

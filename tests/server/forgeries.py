@@ -33,7 +33,7 @@ def _vector(name, **fields):
     return {"head": lambda head: replace(head, vectors={**head.vectors, name: replace(head.vectors[name], **fields)})}
 
 
-def _state(*keys):
+def of_state(*keys):
     """Replace a value in the server's state; the last argument is the value, the others are its path."""
     *path, last, value = keys
 
@@ -49,78 +49,60 @@ def _state(*keys):
 
 
 def _algorithm(name, **options):
-    return _state("settings", "algorithm", {"name": name, "options": options})
+    return of_state("settings", "algorithm", {"name": name, "options": options})
 
 
 def _tensors(kind="parameter", shape=(8,), dtype="float32"):
-    return _state("settings", "layout", "tensors", [["x", kind, list(shape), dtype]])
+    return of_state("settings", "layout", "tensors", [["x", kind, list(shape), dtype]])
 
 
 VIEW = "CREATE VIEW rows AS SELECT number, slot, round, seal FROM old UNION ALL SELECT 1000 + value, 1, 1, 1"
 ENDLESS = "CREATE VIEW rows AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x, 1, 1, 1 FROM c"
 LARGE = "CREATE VIEW head AS SELECT 0 AS key, hex(zeroblob(400000000)) AS content"
 
-FORGERIES = {
-    "vector of objects": _vector("x", dtype="|O"),
-    "vector of structs": _vector("x", dtype="f4,f4"),
-    "vector of no dtype": _vector("x", dtype="zzz"),
-    "vector of nested objects": _vector("x", dtype="O,i4"),
-    "vector of a huge shape": _vector("x", shape=(2**62,)),
-    "vector of a negative shape": _vector("x", shape=(-8,)),
-    "vector of two dimensions": _vector("x", shape=(2, 4)),
-    "vector of another shape": _vector("x", shape=(4,)),
-    "vector in slot 0": _vector("x", slot=0),
-    "vector in slot -5": _vector("x", slot=-5),
-    "vector in slot 2^40": _vector("x", slot=2**40),
-    "vector of no bytes": _vector("x", payload=0),
-    "vector of 2^50 bytes": _vector("x", payload=2**50),
-    "vector of -64 bytes": _vector("x", payload=-64),
-    "vector in the file of rows": _vector("x", payload="../rows"),
-    "vector of bytes in words": _vector("x", payload="32"),
-    "vector in slot 1.5": _vector("x", slot=1.5),
-    "row in slot 2^40": {"rows": [(0, 2**40, 1, 0)]},
-    "row in slot 2^62": {"rows": [(0, 2**62, 1, 0)]},
-    "row of number 2^40": {"rows": [(2**40, 1, 1, 0)]},
-    "row of number 2^62": {"rows": [(2**62, 1, 1, 0)]},
-    "row of round 2^62": {"rows": [(0, 1, 2**62, 0)]},
-    "two rows in one slot": {"rows": [(0, 1, 0, 0), (1, 1, 0, 0)]},
-    "n 2^40": _head(n=2**40),
-    "n -1": _head(n=-1),
-    "n 0": _head(n=0),
-    "codec unknown": _head(codec="zz"),
-    "clients 2^62": _head(clients=2**62),
-    "clients 10^10": _head(clients=10**10),
-    "clients -1": _head(clients=-1),
-    "store unknown": _head(store="zz"),
-    "sequence 2^63": _head(sequence=2**63),
-    "state a list": _head(state="[]"),
-    "state deep": _head(state="[" * 100_000 + "]" * 100_000),
-    "state a large number": _head(state="9" * 5000),
+
+def _each(make, **values):
+    """A forgery for each of the values of each field, with a name that has both."""
+    return {f"{name}={value!r}"[:40]: make(name, value) for name, some in values.items() for value in some}
+
+
+FORGERIES = _each(
+    lambda name, value: _vector("x", **{name: value}),
+    dtype=["|O", "f4,f4", "zzz", "O,i4"],
+    shape=[(2**62,), (-8,), (2, 4), (4,)],
+    slot=[0, -5, 2**40, 1.5],
+    payload=[0, 2**50, -64, "../rows", "32"],
+)
+FORGERIES |= _each(
+    lambda name, value: _head(**{name: value}),
+    n=[2**40, -1, 0],
+    clients=[2**62, 10**10, -1],
+    state=["[]", "[" * 100_000 + "]" * 100_000, "9" * 5000],
+    **{"codec": ["zz"], "store": ["zz"], "sequence": [2**63], "vectors": [{}]},
+)
+ROWS = [[(0, 2**40, 1, 0)], [(0, 2**62, 1, 0)], [(2**40, 1, 1, 0)], [(2**62, 1, 1, 0)], [(0, 1, 0, 0), (1, 1, 0, 0)]]
+FORGERIES |= {f"rows {rows}": {"rows": rows} for rows in ROWS}
+FORGERIES |= _each(
+    lambda name, value: of_state(*name.split(), value),
+    **{"settings algorithm": [[]], "settings limits": [{}], "settings fold": [0, "9"], "place": [[0, 2]]},
+    **{
+        "settings lr": [{"name": "Constant", "options": {"value": 1e300}}],
+        "clients": [5],
+        "what": ["a fedcore servant"],
+    },
+    **{"numbers round_number": [-1, float("inf")], "numbers transactions": [2, "3"], "numbers idle": [99]},
+    **{"undoable": ["yes"], "medium": ["floppy"], "numbers references": [[[99, 3]]]},  # to no direction
+    **{"numbers population": [{"sizes": [[1, 2, 3]], "arrived": [], "total": 0}]},
+)
+FORGERIES |= {
     "algorithm unknown": _algorithm("os.system"),
     "algorithm's option of another type": _algorithm("MIFA", wait="rm -rf"),
     "algorithm's option unknown": _algorithm("MIFA", x=1),
-    "algorithm a list": _state("settings", "algorithm", []),
-    "rate huge": _state("settings", "lr", {"name": "Constant", "options": {"value": 1e300}}),
-    "limits missing": _state("settings", "limits", {}),
     "tensor of objects": _tensors(dtype="object"),
     "tensor huge": _tensors(shape=(2**40,)),
     "tensor of no kind": _tensors(kind="zz"),
     "tensor of another shape": _tensors(shape=(6,)),
-    "fold 0": _state("settings", "fold", 0),
-    "fold in words": _state("settings", "fold", "9"),
-    "round -1": _state("numbers", "round_number", -1),
-    "round infinite": _state("numbers", "round_number", float("inf")),
-    "transactions fewer than rounds": _state("numbers", "transactions", 2),
-    "transactions in words": _state("numbers", "transactions", "3"),
-    "rounds without a group more than rounds": _state("numbers", "idle", 99),
-    "undoable in words": _state("undoable", "yes"),
-    "references to no direction": _state("numbers", "references", [[99, 3]]),
-    "sizes of three": _state("numbers", "population", {"sizes": [[1, 2, 3]], "arrived": [], "total": 0}),
-    "clients more than there are": _state("clients", 5),
-    "a place among shards": _state("place", [0, 2]),
-    "what it is unknown": _state("what", "a fedcore servant"),
-    "medium unknown": _state("medium", "floppy"),
-    "no vectors": _head(vectors={}),
+    "row of round 2^62": {"rows": [(0, 1, 2**62, 0)]},
     "total short": _vector("total", shape=(4,)),
     "total of integers": _vector("total", dtype="<i8"),
     "trigger": {"statements": ["CREATE TRIGGER t AFTER UPDATE ON head BEGIN DELETE FROM rows; END"]},

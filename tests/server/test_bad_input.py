@@ -44,24 +44,9 @@ def test_a_step_that_diverges_names_the_longest_update():
             round.add(client, value=np.full(n, -1 - client, np.float32), kind="gradient", steps=1)
 
 
+FIVE, BF16 = np.zeros(5, np.float32), torch.zeros(10, dtype=torch.bfloat16)
 INVALID = {
-    "model": [
-        np.zeros(4, np.float32),
-        np.zeros((5, 1), np.float32),
-        np.zeros(5, np.int32),
-        np.zeros(10, np.float32)[::2],  # not contiguous
-        torch.zeros(6, dtype=torch.bfloat16),
-        torch.zeros(10, dtype=torch.bfloat16)[::2],
-        np.zeros(5, ">f4"),
-        np.ma.masked_equal(np.arange(5, dtype=np.float32), 2),
-        np.array([None] * 5),
-        b"123",
-        memoryview(np.zeros(5)),
-        torch.zeros(5, device="meta"),
-        torch.zeros(5, device="meta", dtype=torch.bfloat16),
-        {"w": np.zeros(5, np.float32)},
-        None,
-    ],
+    "model": [FIVE[:4], FIVE[:, np.newaxis], FIVE.astype(np.int32), FIVE.astype(">f4"), {"w": FIVE}, b"123", None],
     "x": [{"x": torch.zeros(5, device="meta")}],
     "update": [np.float32([0, 0, np.nan, 0, 0]), np.float32([0, 0, 0, 0, np.inf])],
     "steps": [0, -3, 10**18, 2.5, True],
@@ -69,6 +54,9 @@ INVALID = {
     "lr": [float("nan"), float("inf"), 1e30, 10**400, 10**5000, True, np.complex64(0.1), "a" * 10**5, -1.0],
     "round": [2, 3.0, np.array([3, 3])],
 }
+INVALID["model"] += [np.zeros(10, np.float32)[::2], BF16[:6], BF16[::2], np.array([None] * 5), memoryview(np.zeros(5))]
+INVALID["model"] += [torch.zeros(5, device="meta"), torch.zeros(5, device="meta", dtype=torch.bfloat16)]
+INVALID["model"] += [np.ma.masked_equal(np.arange(5, dtype=np.float32), 2)]
 """Invalid values by the name with which the reason begins."""
 
 

@@ -29,15 +29,6 @@ def test_a_changed_rate_has_the_bits_of_a_schedule(method, tmp_path):
         assert everything(server)[1:3] == everything(straight)[1:3]
 
 
-def test_loading_with_another_aggregation_replaces_it(tmp_path, caplog):
-    Server(X0, "FedAvg", 2, lr=0.1, storage=tmp_path / "s").close()
-    with Server.load(tmp_path / "s", aggregation="open") as server:
-        assert server.aggregation == Server(X0, "FedAvg", 2, lr=0.1, aggregation="open").aggregation
-        assert "aggregation" in caplog.text
-    with Server.load(tmp_path / "s") as server:
-        assert len(server.aggregation) > 1
-
-
 def test_the_folder_and_the_next_report_have_the_changes(tmp_path, caplog):
     options = dict(lr=0.1, limits=Limits(max_steps=9), storage=tmp_path / "s")
     Server(X0, algorithms.named("MIFA", wait=False), 2, **options).close()

@@ -23,23 +23,12 @@ def step(server, client, **more):
     return Update(client, y, **dict(steps=5) | more)
 
 
-def add_one_by_one(server, updates):
-    with server.open_round() as round:
-        for update in updates:
-            round.add_batch([update])
-    return round.report
-
-
-WAYS = [Server.round, lambda server, updates: server.round(iter(updates)), add_one_by_one]
-
-
-@pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("method", ["FedAvg", *GRADIENT_UNITS])
 @pytest.mark.parametrize("lr", [100.0, 1e-37, 0.1 * (1 + 2e-6), 1, np.float32(0.2)])
-def test_a_rate_that_was_not_sent_is_rejected(method, deliver, lr):
+def test_a_rate_that_was_not_sent_is_rejected(method, lr):
     server, without = server_of(method), server_of(method)
-    report = deliver(server, [step(server, 0), step(server, 1, lr=lr)])
-    deliver(without, [step(without, 0)])
+    report = server.round([step(server, 0), step(server, 1, lr=lr)])
+    without.round([step(without, 0)])
     [(client, why)] = report.rejected
     assert client == 1
     assert why.startswith("lr")
@@ -47,19 +36,17 @@ def test_a_rate_that_was_not_sent_is_rejected(method, deliver, lr):
     assert server.x.tobytes() == without.x.tobytes()
 
 
-@pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("lr", [0.1, np.float32(0.1), 0.1 * (1 + 5e-7), np.float64(0.1)])
-def test_a_rate_may_be_rounded_on_its_way(deliver, lr):
+def test_a_rate_may_be_rounded_on_its_way(lr):
     server, silent = server_of(), server_of()
-    assert deliver(server, [step(server, i, lr=lr) for i in range(3)]).rejected == ()
-    deliver(silent, [step(silent, i) for i in range(3)])
+    assert server.round([step(server, i, lr=lr) for i in range(3)]).rejected == ()
+    silent.round([step(silent, i) for i in range(3)])
     assert server.x.tobytes() == silent.x.tobytes()
 
 
-@pytest.mark.parametrize("deliver", WAYS)
-def test_a_server_may_accept_client_rates(deliver):
+def test_a_server_may_accept_client_rates():
     server = server_of(max_client_lr=100.0)
-    report = deliver(server, [step(server, 0, lr=0.3), step(server, 1, lr=101.0)])
+    report = server.round([step(server, 0, lr=0.3), step(server, 1, lr=101.0)])
     assert report.accepted == (0,)
     assert report.gamma == pytest.approx(0.3 * 5)
     assert rejected_arguments(report) == [(1, "lr")]
@@ -83,8 +70,7 @@ class Halving:
         return [0.8, 0.4, 0.2][step]
 
 
-@pytest.mark.parametrize("deliver", WAYS)
-def test_a_client_reports_the_mean_or_the_first_rate_of_its_steps(deliver):
+def test_a_client_reports_the_mean_or_the_first_rate_of_its_steps():
     server = server_of(lr=Halving())
     updates = [
         step(server, 0, steps=2, lr=0.6),
@@ -94,7 +80,7 @@ def test_a_client_reports_the_mean_or_the_first_rate_of_its_steps(deliver):
         step(server, 4, steps=3, lr=0.6),
         step(server, 5, steps=4, lr=0.5),
     ]
-    report = deliver(server, updates)
+    report = server.round(updates)
     assert report.accepted == (0, 1, 2, 3)
     (first, why_first), (second, why_second) = report.rejected
     assert (first, second) == (4, 5)
@@ -102,14 +88,13 @@ def test_a_client_reports_the_mean_or_the_first_rate_of_its_steps(deliver):
     assert why_second.startswith("steps")
 
 
-@pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("method", GRADIENT_UNITS)
-def test_one_false_step_count_of_ten_at_most_doubles_gamma(method, deliver):
+def test_one_false_step_count_of_ten_at_most_doubles_gamma(method):
     server, honest = server_of(method), server_of(method)
     cohort = range(10)
-    due = deliver(honest, [step(honest, i) for i in cohort]).gamma
+    due = honest.round([step(honest, i) for i in cohort]).gamma
     assert due == pytest.approx(0.5)
-    report = deliver(server, [step(server, i, steps=10**6 if i == 9 else 5) for i in cohort])
+    report = server.round([step(server, i, steps=10**6 if i == 9 else 5) for i in cohort])
     assert len(report.accepted) == 10
     assert due < report.gamma <= 2 * due
 
@@ -137,7 +122,6 @@ def test_a_node_uses_the_rate_of_its_network():
         assert report.accepted == ((0, 1) if own else (0,))
 
 
-@pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize(
     ("algorithm", "most"),
     [
@@ -146,11 +130,11 @@ def test_a_node_uses_the_rate_of_its_network():
         (algorithms.FlexibleFedAvg("C", local_steps=5), 5),
     ],
 )
-def test_step_counts_above_those_of_the_method_are_rejected(algorithm, most, deliver, tmp_path):
+def test_step_counts_above_those_of_the_method_are_rejected(algorithm, most, tmp_path):
     made = server_of(algorithm, dict.fromkeys(range(10), 10), max_steps=10**3)
     made.save(tmp_path / "copy")
     for server in (made, type(made).load(tmp_path / "copy")):
-        report = deliver(server, [step(server, 0, steps=most), step(server, 1, steps=most + 1)])
+        report = server.round([step(server, 0, steps=most), step(server, 1, steps=most + 1)])
         assert report.accepted == (0,)
         assert rejected_arguments(report) == [(1, "steps")]
 

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from fedcore import ClientStore, Network, Server, Storage, Update, algorithms, errors
 from fedcore.store import inspect as info
 from fedcore.store.files import folder
+from tests.kit import python
 
 N, n = 6, 50
 
@@ -128,9 +127,7 @@ def test_the_error_of_a_locked_folder_lists_the_ways_out(tmp_path):
             act()
         assert 'readonly=True of ClientStore.open, medium="ram" of Server.load' in str(e.value)
     program = "import sys; from fedcore import Server; Server.load(sys.argv[1])"
-    other = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, timeout=300
-    )
+    other = python("-c", program, tmp_path / "run", status=1)
     assert f"in process {os.getpid()}; close() the store there, or" in other.stderr
     assert Server.load(tmp_path / "run", storage=Storage(medium="ram")).round_number == 0
     server.close()

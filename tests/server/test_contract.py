@@ -91,15 +91,24 @@ class TestInFiles(InFolder):
 
 @pytest.mark.sample(1)
 class TestOnDevice(ServerContract):
+    algorithms, shapes, rows = TestInMemory.algorithms, {"w": (40, 50), "b": (77,)}, {}  # more than a tile, and a tail
     test_copies = None  # only servers in host memory
 
     @pytest.fixture(autouse=True)
     def device(self, cuda_device):
         pass
 
+    def make_plain(self, *args, **options):
+        return Server(*args, storage=Storage(codec=self.rows.get("codec")), **options)
+
     def make_server(self, folder, *args, **options):
         compute = replace(options.pop("compute", Compute()), device="cuda")
-        return Server(*args, compute=compute, **options)
+        return Server(*args, storage=Storage(**self.rows), compute=compute, **options)
+
+
+@pytest.mark.sample(1)
+class TestRowsOnDevice(TestOnDevice):
+    rows = {"medium": "cuda", "codec": "int8"}
 
 
 def with_liar(server, t):

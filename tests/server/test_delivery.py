@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from fedcore import Compute, RoundPolicy, Server, Update
+from fedcore.algorithms import FedAvg, Linear, Step
 from fedcore.rules import CapExamples, ClipToMedian, Mean, RejectLong
+from tests.kit import flat
 from tests.server.deliveries import DELIVERIES, as_list, outcome
 from tests.server.rounds import METHODS, everything, made, n, steps_of
 from tests.server.test_examples import replies, server_of
@@ -23,7 +25,33 @@ def plain(method, **options):
             sent.append(Update(i, y, steps_of(server, work[0]), work[1]))
         return sent
 
-    return lambda **o: made(method, np.zeros(4099, np.float32), clients=9, **options, **o), updates
+    def make(**o):
+        x0, more = np.zeros(4099, np.float32), {"clients": 9, **options, **o}
+        return made(method, x0, **more) if isinstance(method, str) else Server(x0, method(), lr=0.1, **flat(**more))
+
+    return make, updates
+
+
+class Uniform(FedAvg):
+    """Declares that claims do not count, but weighs by examples."""
+
+    weighs_claims = False
+
+
+class Twice(FedAvg):
+    def step(self, cohort):
+        return Step(v=Linear(A=2 / cohort.W))
+
+
+def unusual(method, **options):
+    make, usual = plain(method, **options)
+    changes = [{}, {"examples": None}, {"client": 8}, {"steps": 0}, {"round": 0}]
+    changes += [{"value": np.full(4099, y, np.float32)} for y in (3e38, 3e29)]
+
+    def updates(server, t):
+        return [update._replace(**change) for update, change in zip(usual(server, t + 3), changes, strict=False)]
+
+    return make, updates
 
 
 def with_lies(method):
@@ -67,9 +95,15 @@ def with_rules():
     return make, updates
 
 
+OPTIONS = [dict(clients=dict.fromkeys(range(9), 5)), dict(server_lr=0.5), dict(weights=dict.fromkeys(range(9), 2.0))]
+OPTIONS += [dict(accumulator="float64"), dict(accumulator="exact"), dict(max_staleness=2), dict(max_norm=90.0)]
+OPTIONS += [dict(reject_long=1.001), dict(cap_examples=1.5), dict(aggregation="open"), dict(diagnostics=True)]
 SCENARIOS = {
     "a chain of rules": with_rules(),
     **{method: plain(method) for method in ("FedAvg", "MIFA", "MimiC")},
+    **{kind.__name__: plain(kind) for kind in (Uniform, type("Shy", (FedAvg,), {"hides_mean": True}), Twice)},
+    **{f"{method}, unusual": unusual(method) for method in ("FedAvg", "FedProx", "MIFA", "MimiC")},
+    **{f"FedAvg, unusual, {options}"[:45]: unusual("FedAvg", **options) for options in OPTIONS},
     **{f"{method}, clipped": plain(method, clip=True, cap_steps=2) for method in ("FedAvgM", "SCAFFOLD", "FedDyn")},
     **{f"{method}, lies": with_lies(method) for method in METHODS},
     **{f"{method}, claims": with_claims(method) for method in ("FedAvg", "FedProx", "one's own")},
@@ -94,28 +128,18 @@ def test_every_delivery_has_the_bits_of_a_list(scenario, batch_size):
         assert run(deliver, batch_size=batch_size) == expected, name
 
 
-HOSTILE = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2,
-    10**30,
-    2.5,
-    0.0,
-    -0.0,
-    np.nan,
-    np.inf,
-    -np.inf,
-    "5",
-    b"5",
-    [],
-    [2],
+HOSTILE = [None, True, False, 0, -1, 1, 2, 10**30, 2.5, 0.0, -0.0, np.nan, np.inf, -np.inf, "5", b"5", [], [2]]
+HOSTILE += [
     object(),
+    np.int64(2),
+    np.int8(-1),
+    np.float32(0.1),
+    np.float64("nan"),
+    np.array(2),
+    np.array([1.0, 2.0]),
+    1j,
+    0.1,
 ]
-HOSTILE += [np.int64(2), np.int8(-1), np.float32(0.1), np.float64("nan"), np.array(2), np.array([1.0, 2.0]), 1j, 0.1]
 
 
 def in_a_round(add):

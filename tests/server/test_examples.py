@@ -11,7 +11,6 @@ from fedcore.algorithms import Algorithm, Linear, Step
 from fedcore.rules import CapExamples
 from fedcore.rules.windows import WINDOW, ClaimWindow
 from tests.kit import flat
-from tests.server.deliveries import DELIVERIES
 
 n, N = 70, 12
 
@@ -42,21 +41,20 @@ def replies(server, claims, t=0):
     return [Update(i, server.x + rng.normal(size=n).astype(np.float32), 1, examples=c) for i, c in enumerate(claims)]
 
 
-@pytest.mark.parametrize("deliver", DELIVERIES.values(), ids=DELIVERIES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("of", [2, 3, 10])
 @pytest.mark.sample(1)
-def test_examples_count_up_to_10_medians_in_any_order(method, of, deliver):
+def test_examples_count_up_to_10_medians_in_any_order(method, of):
     for at in range(of):
         server, bounded = server_of(method), server_of(method)
         for t in range(4):
             honest = [30 + i for i in range(of)]
             median = sorted(honest[:at] + honest[at + 1 :])[(of - 1) // 2 if of > 2 else 0]
             updates = replies(server, [10**9 if i == at else c for i, c in enumerate(honest)], t)
-            assert len(deliver(server, updates).accepted) == of
+            assert len(server.round(updates).accepted) == of
             # never more than if it had claimed 11 times the greatest that the others say
             due = replies(bounded, [10 * (30 + of) if i == at else c for i, c in enumerate(honest)], t)
-            deliver(bounded, due)
+            bounded.round(due)
             assert median <= 30 + of
             assert np.abs(server.x - bounded.x).max() < 0.02
 
@@ -74,13 +72,12 @@ def test_a_rejected_update_leaves_no_claim():
         )
 
 
-@pytest.mark.parametrize("deliver", DELIVERIES.values(), ids=DELIVERIES)
-def test_claims_within_a_factor_of_10_change_no_bits(deliver):
+def test_claims_within_a_factor_of_10_change_no_bits():
     claims = [1, 10, 5, 7]
     server = server_of()
     updates = replies(server, claims)
     due = sum(c * update.value.astype(np.float64) for c, update in zip(claims, updates, strict=True)) / sum(claims)
-    deliver(server, updates)
+    server.round(updates)
     np.testing.assert_allclose(server.x, due, rtol=1e-5, atol=1e-6)
 
 
@@ -140,12 +137,11 @@ def test_equal_claims_change_no_window():
     assert server._backend.snapshot.norms["examples"] is before
 
 
-@pytest.mark.parametrize("deliver", DELIVERIES.values(), ids=DELIVERIES)
-def test_examples_count_up_to_the_known_size(deliver, caplog):
+def test_examples_count_up_to_the_known_size(caplog):
     sizes = {i: 10 * (i + 1) for i in range(N)}
     server, honest = server_of(clients=sizes), server_of(clients=sizes)
-    deliver(server, replies(server, [10**9, 5, 30]))
-    deliver(honest, replies(honest, [10, 5, 30]))
+    server.round(replies(server, [10**9, 5, 30]))
+    honest.round(replies(honest, [10, 5, 30]))
     assert server.x.tobytes() == honest.x.tobytes()
     assert "examples" not in server._backend.snapshot.norms
     [record] = caplog.records

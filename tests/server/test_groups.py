@@ -7,24 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update, arrays
+from fedcore import Compute, Limits, Model, RoundPolicy, Server, Storage, Update, arrays, rules
 from fedcore.algorithms import SCAFFOLD, SCAFFOLDM, FlexibleFedAvg
 from fedcore.algorithms.optimizers import Adam, Nesterov
 from fedcore.algorithms.rates import Exponential
 from fedcore.arrays import FileMemory, device_of
 from fedcore.cli.app import main
 from fedcore.errors import CheckpointError, DivergedError, RangeError, StoreError
-from fedcore.rules import (
-    CentredClipping,
-    ClipNorm,
-    ClipToMedian,
-    GeometricMedian,
-    Krum,
-    Median,
-    NearestNeighborMixing,
-    PrivateMean,
-    TrimmedMean,
-)
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
@@ -60,10 +49,10 @@ METHODS = {
     "SCAFFOLDM": {},
     "SCAFFOLD with two vectors": {"algorithm": SCAFFOLD(control="sent"), "limits": Limits(max_norm=1e6)},
     "SCAFFOLDMVR": {},
-    "FedAvg and a median": {"aggregation": [Median()]},
-    "FedAvg and mixing": {"aggregation": [NearestNeighborMixing(0), GeometricMedian()]},
-    "MIFA and clipping": {"aggregation": [CentredClipping(0.5)], "limits": Limits(max_norm=1e6)},
-    "SCAFFOLD and clipped norms": {"aggregation": [ClipNorm()], "limits": Limits(max_norm=1e6)},
+    "FedAvg and a median": {"aggregation": [rules.Median()]},
+    "FedAvg and mixing": {"aggregation": [rules.NearestNeighborMixing(0), rules.GeometricMedian()]},
+    "MIFA and clipping": {"aggregation": [rules.CentredClipping(0.5)], "limits": Limits(max_norm=1e6)},
+    "SCAFFOLD and clipped norms": {"aggregation": [rules.ClipNorm()], "limits": Limits(max_norm=1e6)},
 }
 
 
@@ -180,8 +169,8 @@ class TestGroups(ServerContract):
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
     algorithms |= {"two vectors": SCAFFOLD(control="sent"), "rows at clients": SCAFFOLDM(placement="client")}
     options = ServerContract.options | {
-        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
-        "noise": {"aggregation": [PrivateMean(8.0, 0.5, 5, quantile=0.5, seed=3)]},
+        "clipping before a robust rule": {"aggregation": [rules.ClipToMedian(), rules.TrimmedMean(1)]},
+        "noise": {"aggregation": [rules.PrivateMean(8.0, 0.5, 5, quantile=0.5, seed=3)]},
     }
     buffers = ServerContract.buffers[:1]  # a group may get too few updates for a robust rule
     test_copies = None  # only servers in memory
@@ -457,7 +446,7 @@ def test_a_set_is_fixed_by_the_first_update_that_counts(folder_in_memory):
 
 def test_a_group_with_too_few_updates_for_a_rule_changes_none():
     """Its updates may still come; a group without updates is unchanged, like a server after an empty round."""
-    server, twin = (new_server("FedAvg", aggregation=[Krum(1)]) for _ in range(2))
+    server, twin = (new_server("FedAvg", aggregation=[rules.Krum(1)]) for _ in range(2))
     before = server.x.tobytes()
     with server.open_round() as opened:
         for client in range(N):

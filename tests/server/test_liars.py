@@ -5,54 +5,38 @@ import pytest
 
 from fedcore import Server, Update
 from fedcore.sim.data import load
-from tests.server.liars import (
-    LIAR,
-    LIES,
-    METHODS,
-    MODEL,
-    OPTIONS,
-    REFUSED,
-    ROUNDS,
-    STEPS,
-    bound,
-    distance,
-    federation,
-    honest_result,
-    is_refused,
-    most_counted,
-    server_of,
-)
+from tests.server import liars
 
 
-@pytest.mark.parametrize("kind", LIES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", liars.LIES)
+@pytest.mark.parametrize("method", liars.METHODS)
 @pytest.mark.sample(1)
 def test_one_dishonest_client_of_ten_moves_x_by_its_bound_at_most(method, kind):
-    server = server_of(method, **OPTIONS.get(kind, {}))
+    server = liars.server_of(method, **liars.OPTIONS.get(kind, {}))
     since = 1 if method == "MIFA" else 0  # it waits for a client without an accepted update
-    reports = federation(server, LIES[kind], since=since)
+    reports = liars.federation(server, liars.LIES[kind], since=since)
     for report in reports[since:]:
-        assert set(report.accepted) | {LIAR} == set(range(10))
-        assert [client for client, _ in report.rejected] == ([LIAR] if is_refused(method, kind) else [])
-    x, due = server.tensors(), honest_result(method)
-    assert distance(x["w"], due["w"], MODEL["w"]) <= bound(method, kind)
+        assert set(report.accepted) | {liars.LIAR} == set(range(10))
+        assert [client for client, _ in report.rejected] == ([liars.LIAR] if liars.is_refused(method, kind) else [])
+    x, due = server.tensors(), liars.honest_result(method)
+    assert liars.distance(x["w"], due["w"], liars.MODEL["w"]) <= liars.bound(method, kind)
     assert np.all((x["running_var"] > 1) & (x["running_var"] < 2))
-    assert x["num_batches_tracked"] <= most_counted(kind) * due["num_batches_tracked"]
-    assert len(reports) == ROUNDS
+    assert x["num_batches_tracked"] <= liars.most_counted(kind) * due["num_batches_tracked"]
+    assert len(reports) == liars.ROUNDS
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedProx"])
 def test_an_unlimited_claim_of_examples_decides_x(method):
-    server = server_of(method)
-    federation(server, LIES["examples"])
-    assert distance(server.tensors()["w"], honest_result(method)["w"], MODEL["w"]) > 0.99
+    server = liars.server_of(method)
+    liars.federation(server, liars.LIES["examples"])
+    assert liars.distance(server.tensors()["w"], liars.honest_result(method)["w"], liars.MODEL["w"]) > 0.99
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", liars.REFUSED)
 def test_mifa_reports_that_it_waits_for_a_rejected_client(kind):
-    server = server_of("MIFA", **OPTIONS.get(kind, {}))
-    assert [report.waiting_for for report in federation(server, LIES[kind], rounds=4)] == [1] * 4
-    server.remove_client(LIAR)
+    server = liars.server_of("MIFA", **liars.OPTIONS.get(kind, {}))
+    assert [report.waiting_for for report in liars.federation(server, liars.LIES[kind], rounds=4)] == [1] * 4
+    server.remove_client(liars.LIAR)
     assert not server.tensors()["w"].any()
 
 
@@ -66,10 +50,10 @@ def accuracy_on_digits(method, *, lies):
         sent, updates = server.broadcast(range(10)), []
         for client, at in enumerate(parts):
             y = sent.x.copy()
-            for _ in range(STEPS):
+            for _ in range(liars.STEPS):
                 slope = gradient(y, X[at], Y[at])
                 y -= np.float32(0.5) * (slope + sent.offset(client) if sent.has_offset else slope)
-            updates.append(Update(client, 2 * sent.x - y if lies and client == LIAR else y, STEPS))
+            updates.append(Update(client, 2 * sent.x - y if lies and client == liars.LIAR else y, liars.STEPS))
         server.round(updates)
     scores = data.test_x.reshape(-1, 64) @ server.x[:640].reshape(64, 10) + server.x[640:]
     return float((scores.argmax(1) == data.test_y).mean())

@@ -103,28 +103,13 @@ def test_a_direction_leaves_with_its_last_row(history):
     assert list(history.without([1])) == [0, 1, 2, 3]
     assert list(history.without([1, 1])) == [0, 2, 3]
     assert list(history.without([None, 7])) == [0, 1, 2, 3]
+    assert history.get(None) is None
     later = history.after(4, vector(4), 2, [1, 1, None, 3])
     assert dict(later.references) == {0: 5, 2: 2, 4: 2}
 
 
 def test_a_round_without_references_keeps_no_direction():
     assert len(History().after(0, np.zeros(1, np.float32), 0, [])) == 0
-
-
-def test_a_population_by_hand():
-    """Numbers 3, 1 and 7 of a registry, of 30, 10 and 70 examples; then some go and come."""
-    start = Population().with_clients([3, 1, 7], ["c", "a", "g"], [30, 10, 70], None)
-    assert (start.listed().tolist(), start.total, start.arrived, start.is_sized) == ([10, 30, 70], 110, (), True)
-    assert start.sizes[0].shape == (2, 64)
-    kept = start.without_client(3, "c", from_objective=False)
-    assert (kept.listed().tolist(), kept.total, dict(kept.included)) == ([10, 70], 110, {"c": 30})
-    forgotten = start.without_client(3, "c", from_objective=True)
-    assert (forgotten.listed().tolist(), forgotten.total, dict(forgotten.included)) == ([10, 70], 80, {})
-    # d comes in round 5; c comes back, whose share was never gone, with 20
-    back = kept.with_clients([4, 9], ["c", "d"], [20, 5], 5)
-    assert (back.listed().tolist(), back.total, dict(back.included)) == ([5, 10, 20, 70], 105, {})
-    assert back.arrived[0][:, :2].tolist() == [[9, np.iinfo(np.int64).max], [5, np.iinfo(np.int64).max]]
-    assert (start.total, dict(kept.included)) == (110, {"c": 30})  # none of them ever changes
 
 
 @pytest.mark.parametrize(("clients", "room"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 256)])
@@ -139,21 +124,3 @@ def test_a_population_without_sizes():
     assert none.arrived[0][:, 0].tolist() == [0, 3]
     gone = none.without_client(0, "a", from_objective=False)
     assert (gone.arrived, gone.total, dict(gone.included)) == ((), 0, {})
-
-
-def test_a_direction_stays_while_a_row_refers_to_it():
-    v = np.float32([1, 2])
-    history = History().after(3, v, 2, [None, None])
-    assert history.get(3) is v
-    assert history.get(None) is None
-    later = history.after(4, v, 1, [3])
-    assert (list(later), dict(later.references)) == ([3, 4], {3: 1, 4: 1})
-    gone = later.without([3])
-    assert list(gone) == [4]
-    assert gone.get(3) is None
-    assert len(history) == 1  # a history is never changed
-
-
-def test_another_update_of_a_client_moves_its_reference():
-    history = History().after(0, np.zeros(1, np.float32), 1, [None]).after(1, np.ones(1, np.float32), 1, [0])
-    assert list(history) == [1]

@@ -14,24 +14,7 @@ import pytest
 from fedcore import Server, Update
 from fedcore.errors import RoundError, StoreError
 from fedcore.runtime import uninterrupted
-from tests.server.stopping import (
-    KINDS,
-    METHODS,
-    OPERATIONS,
-    Stopped,
-    a_round,
-    a_server,
-    by_a_signal,
-    check,
-    each_line,
-    expected,
-    from_outside,
-    one_in_the_middle_departs,
-    raising_handlers,
-    seen,
-    stores,
-    two_arrive,
-)
+from tests.server import stopping
 
 # What is raised in a finaliser, or in a generator that is closed, Python itself reports and drops.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
@@ -39,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.Pyte
 
 @pytest.fixture(name="raising_handlers")
 def raising():
-    with raising_handlers():
+    with stopping.raising_handlers():
         yield
 
 
@@ -50,116 +33,116 @@ def stride(request):
 
 
 @pytest.mark.usefixtures("raising_handlers")
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("operation", stopping.OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", stopping.METHODS)
 @pytest.mark.sample(1)
 def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
-    places = stores(tmp_path, medium)
-    before, after = expected(lambda: a_server(method, next(places)), operation)
+    places = stopping.stores(tmp_path, medium)
+    before, after = stopping.expected(lambda: stopping.a_server(method, next(places)), operation)
     at, goes_on, ends = 1 + stride // 2, True, set()
     while goes_on:
-        server = a_server(method, next(places))
-        kind = KINDS[at % len(KINDS)]
-        with suppress(Stopped):
-            goes_on = each_line(operation, server, at, lambda kind=kind: signal.raise_signal(kind))
-        ends.add(check(server, before, after))
+        server = stopping.a_server(method, next(places))
+        kind = stopping.KINDS[at % len(stopping.KINDS)]
+        with suppress(stopping.Stopped):
+            goes_on = stopping.each_line(operation, server, at, lambda kind=kind: signal.raise_signal(kind))
+        ends.add(stopping.check(server, before, after))
         at += stride
     assert ends == {False, True}
 
 
 @pytest.mark.usefixtures("raising_handlers")
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("operation", stopping.OPERATIONS, ids=lambda f: f.__name__)
 def test_a_signal_waits_until_a_failed_change_is_rolled_back(operation):
     """An interrupted rollback would stay half-done."""
 
     def fails(*_, **__):
         raise StoreError("no space left")
 
-    before = seen(a_server("MIFA", "ram"))
+    before = stopping.seen(stopping.a_server("MIFA", "ram"))
     at, goes_on = 1, True
     while goes_on:
-        server = a_server("MIFA", "ram")
+        server = stopping.a_server("MIFA", "ram")
         server._backend.store.commit = fails
 
         def in_vain(server):
             with suppress(StoreError):
                 operation(server)
 
-        with suppress(Stopped):
-            goes_on = each_line(in_vain, server, at, by_a_signal, room="fedcore/store")
+        with suppress(stopping.Stopped):
+            goes_on = stopping.each_line(in_vain, server, at, stopping.by_a_signal, room="fedcore/store")
         del server._backend.store.commit
-        check(server, before, None)
+        stopping.check(server, before, None)
         at += 1
     assert at > 10
 
 
 @pytest.mark.usefixtures("raising_handlers")
-@pytest.mark.parametrize("stop", [by_a_signal, from_outside], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop", [stopping.by_a_signal, stopping.from_outside], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("method", stopping.METHODS)
 def test_an_interruption_at_any_line_of_abort(method, stop):
     """The staged rows are discarded now, or before the commit of the next change."""
 
-    _, after = expected(lambda: a_server(method, "ram"), two_arrive)
+    _, after = stopping.expected(lambda: stopping.a_server(method, "ram"), stopping.two_arrive)
     at, goes_on = 1, True
     while goes_on:
-        server = a_server(method, "ram")
+        server = stopping.a_server(method, "ram")
         opened = server.open_round(newcomers={"new": 5} if method == "FlexibleFedAvg" else ["new"])
         opened.add("d", server.x + 1, steps=1)
-        with suppress(Stopped):
-            goes_on = each_line(lambda _, opened=opened: opened.abort(), server, at, stop)
+        with suppress(stopping.Stopped):
+            goes_on = stopping.each_line(lambda _, opened=opened: opened.abort(), server, at, stop)
         opened.abort()  # where the first had not begun
-        two_arrive(server)
-        check(server, None, after)
+        stopping.two_arrive(server)
+        stopping.check(server, None, after)
         at += 1
     assert at > 10
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("operation", stopping.OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
 @pytest.mark.sample(1)
 def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operation, stride):
-    places = stores(tmp_path, medium)
-    before, after = expected(lambda: a_server(method, next(places)), operation)
+    places = stopping.stores(tmp_path, medium)
+    before, after = stopping.expected(lambda: stopping.a_server(method, next(places)), operation)
     at, goes_on = 1 + stride // 2, True
     while goes_on:
-        server = a_server(method, next(places))
-        with suppress(Stopped):
-            goes_on = each_line(operation, server, at, from_outside)
-        check(server, before, after)
+        server = stopping.a_server(method, next(places))
+        with suppress(stopping.Stopped):
+            goes_on = stopping.each_line(operation, server, at, stopping.from_outside)
+        stopping.check(server, before, after)
         at += stride
 
 
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.endurance)])
-@pytest.mark.parametrize("operation", [a_round, one_in_the_middle_departs], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("operation", [stopping.a_round, stopping.one_in_the_middle_departs], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, operation, stride):
     """Few lines are between the folder's transaction and the memory that follows it."""
-    places = stores(tmp_path, medium)
-    before, after = expected(lambda: a_server("MIFA", next(places)), operation)
+    places = stopping.stores(tmp_path, medium)
+    before, after = stopping.expected(lambda: stopping.a_server("MIFA", next(places)), operation)
     at, goes_on, ends = 1, True, set()
     while goes_on:
-        server = a_server("MIFA", next(places))
-        with suppress(Stopped):
-            goes_on = each_line(operation, server, at, from_outside, room="fedcore/store/commits.py")
-        ends.add(check(server, before, after))
+        server = stopping.a_server("MIFA", next(places))
+        with suppress(stopping.Stopped):
+            goes_on = stopping.each_line(operation, server, at, stopping.from_outside, room="fedcore/store/commits.py")
+        ends.add(stopping.check(server, before, after))
         at += stride
     assert ends == {False, True}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("operation", stopping.OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", stopping.METHODS)
 @pytest.mark.sample(1)
 def test_a_failed_allocation_anywhere_in_a_commit(tmp_path, method, medium, operation, stride):
     """Only in a commit: other libraries crash where they do not check allocations."""
     testing = pytest.importorskip("_testcapi")
-    places = stores(tmp_path, medium)
-    before, after = expected(lambda: a_server(method, next(places)), operation)
+    places = stopping.stores(tmp_path, medium)
+    before, after = stopping.expected(lambda: stopping.a_server(method, next(places)), operation)
     at, failed = 1, True
     while failed:
-        server = a_server(method, next(places))
+        server = stopping.a_server(method, next(places))
         become, failed = server._backend.become, False
 
         def starved(*arguments, at=at, become=become):
@@ -174,7 +157,7 @@ def test_a_failed_allocation_anywhere_in_a_commit(tmp_path, method, medium, oper
         finally:
             testing.remove_mem_hooks()
         server._backend.become = become
-        check(server, before, after)
+        stopping.check(server, before, after)
         at += stride
     assert at > 1 + stride
 
@@ -185,12 +168,12 @@ def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
     before = signal.getsignal(signal.SIGTERM)
     at, goes_on, ends = 1, True, set()
     while goes_on:
-        server = a_server(method, "ram")
-        old = seen(server)
+        server = stopping.a_server(method, "ram")
+        old = stopping.seen(server)
         opened = server.open_round()
         signal.signal(signal.SIGTERM, lambda *_, opened=opened: opened.abort())
         try:
-            goes_on = each_line(
+            goes_on = stopping.each_line(
                 lambda server, opened=opened: opened.add("a", server.x + 1, steps=1),
                 server,
                 at,
@@ -204,15 +187,15 @@ def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
         with ThreadPoolExecutor(1) as other:  # no lock stays held
             error = other.submit(opened.reject, "b", "why").exception(60)
         assert isinstance(error, RoundError) == goes_on
-        assert not goes_on or seen(server) == old
+        assert not goes_on or stopping.seen(server) == old
         opened.abort()
-        check(server, old, old)
+        stopping.check(server, old, old)
         at += 1
     assert at > 20
 
 
 def test_a_signal_handler_may_not_add_during_add():
-    server = a_server("MIFA", "ram")
+    server = stopping.a_server("MIFA", "ram")
     said = []
 
     def add(number, frame):
@@ -223,7 +206,7 @@ def test_a_signal_handler_may_not_add_during_add():
     before = signal.signal(signal.SIGTERM, add)
     try:
         with server.open_round() as opened:
-            each_line(
+            stopping.each_line(
                 lambda server: opened.add("a", server.x + 1, steps=1),
                 server,
                 30,
@@ -240,11 +223,11 @@ def test_all_deferred_handlers_run():
 
     def handler(number, frame):
         came.append(number)
-        raise Stopped(number)
+        raise stopping.Stopped(number)
 
     before = {kind: signal.signal(kind, handler) for kind in (signal.SIGUSR1, signal.SIGTERM)}
     try:
-        with pytest.raises(Stopped), uninterrupted():
+        with pytest.raises(stopping.Stopped), uninterrupted():
             for _ in range(2000):
                 signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGTERM)

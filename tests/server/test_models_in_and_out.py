@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 from fedcore import Layout, Model, RoundPolicy, Safetensors, Server, Update, errors, write_model
+from tests.kit import python
 
 
 def net_of(dtype=torch.float32):
@@ -160,7 +159,7 @@ except errors.MissingDependencyError as error:
     assert 'library="numpy"' in str(error), error
     print("said")
 """
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "said\n"
+    assert python("-c", program).stdout == "said\n"
 
 
 def test_frozen_parameters_of_a_module_are_a_warning(caplog):

@@ -142,17 +142,6 @@ def changing_clients(seed):
     return Course(active, steps.tolist(), start, changes)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_changes_are_of_every_kind(seed):
-    course = changing_clients(seed)
-    kinds = [kind for changes in course.changes.values() for kind, _ in changes]
-    assert all(kinds.count(kind) >= 4 for kind in ("arrive", "exclude", "include"))
-    came = [i for changes in course.changes.values() for kind, i in changes if kind == "arrive"]
-    assert set(came) & course.start
-    assert set(came) - course.start
-    assert len(came) > len(set(came))
-
-
 @pytest.mark.parametrize("method", methods("R"))
 def test_rows_of_removed_clients_leave_the_sums(method):
     seed = int("," in method)

@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedcore.arrays import FileMemory, core, device_of
 from fedcore.errors import StoreError
 from fedcore.rules import Bulyan, CentredClipping, Krum, MultiKrum, NearestNeighborMixing
 from tests.cluster.pairs import METHODS, SIZES, both, made, one_round, same
+from tests.kit import python
 
 ROOT = Path(__file__).parents[2]
 X0 = np.linspace(-1, 1, 3 * 16_384 + 1_000, dtype=np.float32)
@@ -71,8 +71,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_server_continues_and_leaves_no_file(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "s"], cwd=ROOT, timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+    python("-c", KILLED, tmp_path / "s", status=-signal.SIGKILL)
     x = np.linspace(-1, 1, 50_000, dtype=np.float32)
     straight = Server(x, "MIFA", 2, lr=0.1, storage=Storage(tmp_path / "straight", journal=True))
     loaded = Server.load(tmp_path / "s", storage=Storage(resident=1))
@@ -154,11 +153,7 @@ print(mebibytes("VmHWM") - before)
 @pytest.mark.parametrize("updates", ["whole", "partial"])
 def test_memory_stays_below_one_vector(updates, tmp_path):
     """Vectors of 48 MiB, of which a server in memory has five; a limit of 8 MiB, and 32 MiB to read the first model."""
-    run = subprocess.run(
-        [sys.executable, "-c", PEAK, tmp_path, updates], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) < 48
+    assert int(python("-c", PEAK, tmp_path, updates).stdout) < 48
 
 
 @pytest.mark.parametrize("partial", [{}, {"A": ["b", "c"]}], ids=len)
@@ -260,9 +255,7 @@ print(mebibytes("VmHWM") - before, float(server.x[0]), float(server.x[-1]))
 @pytest.mark.parametrize(("rule", "due"), [("median", 6.0), ("bulyan", None)])
 def test_a_cohort_larger_than_memory(rule, due, tmp_path):
     """Nine updates of 24 MiB with a limit of 16 MiB: one in the caller's memory, and the limit with its windows."""
-    run = subprocess.run([sys.executable, "-c", COHORT, tmp_path, rule], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    peak, first, last = run.stdout.split()
+    peak, first, last = python("-c", COHORT, tmp_path, rule).stdout.split()
     assert int(peak) < 64
     assert first == last
     assert 0 <= float(first) <= 8

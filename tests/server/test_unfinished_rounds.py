@@ -9,21 +9,7 @@ import pytest
 
 from fedcore import Server
 from fedcore.errors import RoundError, StoreError
-from tests.server.stopping import (
-    CLIENTS,
-    METHODS,
-    OPERATIONS,
-    P,
-    Stopped,
-    a_round,
-    a_server,
-    check,
-    each_line,
-    expected,
-    immutable_copy,
-    seen,
-    stores,
-)
+from tests.server import stopping
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 
@@ -36,31 +22,31 @@ def saved(server):
     server.save(f"{server.store.path}.copy" if server.store.medium == "mmap" else mkdtemp())
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS, compacted, saved], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("operation", [*stopping.OPERATIONS, compacted, saved], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", stopping.METHODS)
 @pytest.mark.sample(1)
 def test_a_dropped_round_leaves_nothing(tmp_path, monkeypatch, method, medium, operation):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    places = stores(tmp_path, medium)
-    before, after = expected(lambda: a_server(method, next(places)), operation)
-    server = a_server(method, next(places))
+    places = stopping.stores(tmp_path, medium)
+    before, after = stopping.expected(lambda: stopping.a_server(method, next(places)), operation)
+    server = stopping.a_server(method, next(places))
     opened = server.open_round()
-    opened.add("b", np.full(P, 1000, np.float32), steps=1)
-    opened.add("d", np.full(P, 10, np.float32), steps=1)  # which has no row yet
+    opened.add("b", np.full(stopping.P, 1000, np.float32), steps=1)
+    opened.add("d", np.full(stopping.P, 10, np.float32), steps=1)  # which has no row yet
     del opened
     operation(server)
-    check(server, before, after)
+    stopping.check(server, before, after)
 
 
 @pytest.mark.parametrize("act", [Server.close, Server.checkpoint, Server.compact, saved], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("is_open", [False, True])
 def test_newcomers_of_an_unfinished_round_are_not_saved(tmp_path, act, is_open):
-    server = a_server("MIFA", f"mmap:{tmp_path / 'run'}")
-    before = seen(server)
+    server = stopping.a_server("MIFA", f"mmap:{tmp_path / 'run'}")
+    before = stopping.seen(server)
     opened = server.open_round(newcomers=["new", 8])
-    opened.add("new", np.full(P, 10, np.float32), steps=1)
+    opened.add("new", np.full(stopping.P, 10, np.float32), steps=1)
     if is_open and act is not Server.close:
         with pytest.raises(RoundError, match="open"):
             act(server)
@@ -70,10 +56,10 @@ def test_newcomers_of_an_unfinished_round_are_not_saved(tmp_path, act, is_open):
     act(server)
     server.close()
     with Server.load(tmp_path / "run") as again:
-        assert immutable_copy(again) == (before[0], before[1], *before[3:])
+        assert stopping.immutable_copy(again) == (before[0], before[1], *before[3:])
         with again.open_round(newcomers=["new", 8]) as opened:
-            opened.add(8, np.full(P, 10, np.float32), steps=1)
-        assert set(again.clients) == {*CLIENTS, 8}
+            opened.add(8, np.full(stopping.P, 10, np.float32), steps=1)
+        assert set(again.clients) == {*stopping.CLIENTS, 8}
 
 
 @pytest.mark.parametrize("finishes", [False, True])
@@ -81,7 +67,7 @@ def test_two_threads_cannot_open_two_rounds(finishes):
     """One opens at every line of the other's opening, and may finish its round."""
 
     def attempt(at):
-        server, opened = a_server("FedAvg", "ram"), []
+        server, opened = stopping.a_server("FedAvg", "ram"), []
 
         def open_it(server):
             with suppress(RoundError):
@@ -92,13 +78,13 @@ def test_two_threads_cannot_open_two_rounds(finishes):
             if finishes and opened:
                 other.submit(opened[0].finish).result(60)
 
-        goes_on = each_line(open_it, server, at, race)
+        goes_on = stopping.each_line(open_it, server, at, race)
         assert opened
         is_open = [round for round in opened if round.is_open]
         assert len(is_open) <= 1
         for round in is_open:
             round.abort()
-        a_round(server)
+        stopping.a_round(server)
         return goes_on
 
     with ThreadPoolExecutor(1) as other:
@@ -109,7 +95,7 @@ def test_two_threads_cannot_open_two_rounds(finishes):
 
 
 def test_a_closed_server_opens_no_round(tmp_path):
-    server = a_server("FedAvg", f"mmap:{tmp_path / 'store'}")
+    server = stopping.a_server("FedAvg", f"mmap:{tmp_path / 'store'}")
     server.close()
     with pytest.raises(StoreError, match=r"/store\b"):
         server.open_round()
@@ -119,16 +105,18 @@ def test_a_closed_server_opens_no_round(tmp_path):
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_an_interrupted_opening_leaves_no_newcomers(tmp_path, medium, stride):
     def stop():
-        raise Stopped
+        raise stopping.Stopped
 
-    places = stores(tmp_path, medium)
+    places = stopping.stores(tmp_path, medium)
     at, goes_on = 1, True
     while goes_on:
-        server = a_server("MIFA", next(places))
-        before = seen(server)
-        with suppress(Stopped):
-            goes_on = each_line(lambda server: server.open_round(newcomers=["new", 8]).abort(), server, at, stop)
-        assert set(server.clients) == set(CLIENTS)
-        check(server, before, before)
+        server = stopping.a_server("MIFA", next(places))
+        before = stopping.seen(server)
+        with suppress(stopping.Stopped):
+            goes_on = stopping.each_line(
+                lambda server: server.open_round(newcomers=["new", 8]).abort(), server, at, stop
+            )
+        assert set(server.clients) == set(stopping.CLIENTS)
+        stopping.check(server, before, before)
         at += stride
     assert at > 40

@@ -8,22 +8,7 @@ from torch import nn
 
 from fedcore.errors import RangeError, ShapeError, UnknownNameError
 from fedcore.model import Layout
-from fedcore.sim.nets import (
-    CNNCIFAR10,
-    CNNEMNIST,
-    MLP,
-    REGISTRY,
-    VGG11,
-    LeNet,
-    MaxPool2,
-    ResNet18,
-    build,
-    logistic,
-    mlp_cifar10,
-    mlp_mnist,
-    relu_mnist,
-    scores,
-)
+from fedcore.sim import nets
 
 MODELS = {
     "lenet": (44_426, (1, 28, 28), 10),
@@ -44,24 +29,24 @@ def parameters(module):
 
 
 def test_every_model_is_in_this_file():
-    assert MODELS.keys() == REGISTRY.keys()
+    assert MODELS.keys() == nets.REGISTRY.keys()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_sizes(name):
     count, shape, classes = MODELS[name]
-    module = build(name, seed=0).eval()
+    module = nets.build(name, seed=0).eval()
     assert parameters(module).numel() == count
-    assert f"{count:,} parameters" in (REGISTRY[name].__doc__ or "")
+    assert f"{count:,} parameters" in (nets.REGISTRY[name].__doc__ or "")
     with torch.no_grad():
         assert module(torch.zeros(2, *shape)).shape == (2, classes)
-    assert scores(name, shape) == classes
+    assert nets.scores(name, shape) == classes
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_gradient_reaches_every_parameter(name):
     _, shape, classes = MODELS[name]
-    module = build(name, seed=0)
+    module = nets.build(name, seed=0)
     inputs = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     torch.nn.functional.cross_entropy(module(inputs), torch.arange(4) % classes).backward()
     for parameter in module.parameters():
@@ -71,37 +56,37 @@ def test_a_gradient_reaches_every_parameter(name):
 
 def test_weights_depend_only_on_the_seed():
     torch.manual_seed(1)
-    first = parameters(build("mlp", seed=5))
+    first = parameters(nets.build("mlp", seed=5))
     torch.manual_seed(2)
-    assert torch.equal(parameters(build("mlp", seed=5)), first)
-    assert not torch.equal(parameters(build("mlp", seed=6)), first)
+    assert torch.equal(parameters(nets.build("mlp", seed=5)), first)
+    assert not torch.equal(parameters(nets.build("mlp", seed=6)), first)
 
 
 def test_build_and_scores_keep_torch_s_random_state():
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    build("lenet", seed=0)
-    scores("vgg11", (3, 32, 32))
+    nets.build("lenet", seed=0)
+    nets.scores("vgg11", (3, 32, 32))
     assert torch.equal(torch.rand(4), expected)
 
 
 def test_options_reach_the_model():
-    assert build("mlp", seed=0, hidden=[3, 5])[1].out_features == 3
-    assert scores("cnn-emnist", (1, 28, 28), classes=47) == 47
-    assert parameters(CNNEMNIST(classes=47)).numel() == 1_682_351
-    assert "1,682,351 for 47" in (CNNEMNIST.__doc__ or "")
-    assert MLP(inputs=6, hidden=[5], classes=3)(torch.zeros(2, 2, 3)).shape == (2, 3)
+    assert nets.build("mlp", seed=0, hidden=[3, 5])[1].out_features == 3
+    assert nets.scores("cnn-emnist", (1, 28, 28), classes=47) == 47
+    assert parameters(nets.CNNEMNIST(classes=47)).numel() == 1_682_351
+    assert "1,682,351 for 47" in (nets.CNNEMNIST.__doc__ or "")
+    assert nets.MLP(inputs=6, hidden=[5], classes=3)(torch.zeros(2, 2, 3)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
     ("make", "name", "value"),
     [
-        *((make, "classes", 0) for make in (CNNEMNIST, CNNCIFAR10, ResNet18)),
-        (MLP, "inputs", 0),
-        (MLP, "hidden", [3, 0]),
-        (MLP, "classes", -1),
-        *((VGG11, "dropout", value) for value in (1.0, -0.1, float("nan"))),
+        *((make, "classes", 0) for make in (nets.CNNEMNIST, nets.CNNCIFAR10, nets.ResNet18)),
+        (nets.MLP, "inputs", 0),
+        (nets.MLP, "hidden", [3, 0]),
+        (nets.MLP, "classes", -1),
+        *((nets.VGG11, "dropout", value) for value in (1.0, -0.1, float("nan"))),
     ],
 )
 def test_options_out_of_range_are_rejected(make, name, value):
@@ -112,12 +97,12 @@ def test_options_out_of_range_are_rejected(make, name, value):
 @pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 8, 8)), ("mlp", (60,)), ("resnet18", (60,))])
 def test_examples_of_a_wrong_shape_are_rejected(name, shape):
     with pytest.raises(ShapeError, match=rf"^'{name}': .*[^.]\)$"):
-        scores(name, shape)
+        nets.scores(name, shape)
 
 
 def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(UnknownNameError, match="model: 'lenett' is unknown; did you mean 'lenet'"):
-        build("lenett", seed=0)
+        nets.build("lenett", seed=0)
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 4, 6), (3, 2, 5, 7), (2, 8, 8)])
@@ -125,18 +110,20 @@ def test_pooling_equals_torch_s(shape):
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
     expected = torch.nn.functional.max_pool2d(images, 2)
     with torch.inference_mode():
-        assert torch.equal(MaxPool2()(images), expected)
-    (gradient,) = torch.autograd.grad(MaxPool2()(images.relu()).sum(), images)  # Of several zeros the first counts.
+        assert torch.equal(nets.MaxPool2()(images), expected)
+    (gradient,) = torch.autograd.grad(
+        nets.MaxPool2()(images.relu()).sum(), images
+    )  # Of several zeros the first counts.
     assert torch.equal(gradient, torch.autograd.grad(torch.nn.functional.max_pool2d(images.relu(), 2).sum(), images)[0])
 
 
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (LeNet, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
-        (CNNEMNIST, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear"]),
-        (lambda: MLP(4, [3, 2]), ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
-        (logistic, ["Flatten", "Linear"]),
+        (nets.LeNet, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
+        (nets.CNNEMNIST, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear"]),
+        (lambda: nets.MLP(4, [3, 2]), ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
+        (nets.logistic, ["Flatten", "Linear"]),
     ],
 )
 def test_the_layers_of_sequences(make, expected):
@@ -149,13 +136,18 @@ def widths(module):
 
 @pytest.mark.parametrize(
     ("make", "expected"),
-    [(mlp_mnist, [200, 200, 10]), (relu_mnist, [200, 10]), (mlp_cifar10, [200, 200, 10]), (logistic, [10])],
+    [
+        (nets.mlp_mnist, [200, 200, 10]),
+        (nets.relu_mnist, [200, 10]),
+        (nets.mlp_cifar10, [200, 200, 10]),
+        (nets.logistic, [10]),
+    ],
 )
 def test_the_papers_widths(make, expected):
     assert widths(make()) == expected
 
 
-@pytest.mark.parametrize("make", [mlp_mnist, relu_mnist, mlp_cifar10])
+@pytest.mark.parametrize("make", [nets.mlp_mnist, nets.relu_mnist, nets.mlp_cifar10])
 def test_unpublished_widths_are_arguments(make):
     assert widths(make(hidden=[7])) == [7, 10]
 
@@ -163,13 +155,13 @@ def test_unpublished_widths_are_arguments(make):
 @pytest.fixture(scope="module")
 def resnet():
     torch.manual_seed(0)
-    return ResNet18()
+    return nets.ResNet18()
 
 
 def test_batchnorm_statistics_are_buffers_and_counters_are_not(resnet):
     layout = Layout.of(resnet)
     assert (layout.n_parameters, layout.n - layout.n_parameters, len(layout.counters)) == (11_173_962, 9_600, 20)
-    assert "11,173,962 parameters and 9,600 BatchNorm statistics" in (ResNet18.__doc__ or "")
+    assert "11,173,962 parameters and 9,600 BatchNorm statistics" in (nets.ResNet18.__doc__ or "")
 
 
 def test_eighteen_layers_with_weights(resnet):
@@ -197,7 +189,7 @@ def test_a_block_is_the_identity_plus_a_correction(resnet):
 @pytest.fixture(scope="module")
 def vgg():
     torch.manual_seed(0)
-    return VGG11()
+    return nets.VGG11()
 
 
 def test_the_layers_of_vgg11(vgg):
@@ -223,5 +215,5 @@ def test_dropout_works_only_in_training(vgg):
     with torch.no_grad():
         assert not torch.equal(vgg.train()(x), vgg(x))
         assert torch.equal(vgg.eval()(x), vgg(x))
-        none = VGG11(dropout=0.0).train()
+        none = nets.VGG11(dropout=0.0).train()
         assert torch.equal(none(x), none(x))

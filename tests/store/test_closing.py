@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 from threading import Event
@@ -16,6 +14,7 @@ from fedcore.store.files import disk, index
 from fedcore.store.files.slot_file import IDLE_SECONDS
 from fedcore.store.registry import MOST
 from fedcore.store.slots import GRAINS, VERSION, Geometry
+from tests.kit import python
 from tests.server.invariant import contradictions
 from tests.store.kit import content, full, write
 
@@ -113,8 +112,8 @@ store.commit(0)
 store.checkpoint()
 store.prefetch([0])
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    run = python("-c", program)
+    assert run.stdout + run.stderr == ""
     with ClientStore.open(tmp_path / "store") as store:
         assert store.round == 0
 
@@ -179,9 +178,7 @@ begun.wait()
 @pytest.mark.parametrize("call", ["write", "reserve", "sync", "commit"])
 def test_a_thread_is_in_a_round_when_the_program_ends(tmp_path, call):
     """Its files stay open until the process ends, as after a kill."""
-    command = [sys.executable, "-c", AT_EXIT, tmp_path / "run", call]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert python("-c", AT_EXIT, tmp_path / "run", call).stderr == ""
     with Server.load(tmp_path / "run") as server:
         assert server.round_number == 1
         assert server.store.verify() + contradictions(server) == []

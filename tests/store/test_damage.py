@@ -5,8 +5,6 @@ import gc
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from fedcore.store.files import disk
 from fedcore.store.files import slot_file as header
 from fedcore.store.slots import GRAINS, VERSION
 from tests.cli.command import invoke
+from tests.kit import python
 from tests.server.invariant import contradictions
 from tests.store.kit import content, write
 from tests.store.test_format import FORMATS
@@ -291,8 +290,8 @@ os._exit(0)
 
 
 def test_a_row_that_the_disk_cannot_read_is_named_instead_of_ending_the_process(path):
-    run = subprocess.run([sys.executable, "-c", UNREADABLE, path], capture_output=True, text=True, timeout=300)
-    assert (run.returncode, run.stderr) == (0, "")
+    run = python("-c", UNREADABLE, path)
+    assert run.stderr == ""
     lines = [line for line in run.stdout.splitlines() if "is damaged: it cannot be read from the disk" in line]
     assert any("the row of client" in line for line in lines), run.stdout
     assert any(line.endswith("remove the client, or use a copy of the store") for line in lines)
@@ -362,8 +361,7 @@ print("all")
 
 
 def test_a_file_that_is_cut_short_under_a_server_is_an_error_and_no_signal(tmp_path):
-    done = subprocess.run([sys.executable, "-c", CUT, tmp_path], capture_output=True, text=True, timeout=60)
-    assert done.stdout.endswith("all\n"), (done.returncode, done.stdout, done.stderr)
+    assert python("-c", CUT, tmp_path).stdout.endswith("all\n")
 
 
 SHARED_CUT = """
@@ -396,9 +394,7 @@ print("closed")
 
 @pytest.mark.parametrize(("left", "size"), [(0, 1), (100, 1), (16_384, 1), (32_768, 6 << 20), (40_000, 6 << 20)])
 def test_shared_memory_that_is_cut_short_is_an_error_and_no_signal(tmp_path, left, size):
-    command = [sys.executable, "-c", SHARED_CUT, str(tmp_path / "store"), str(left), str(size)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "closed\n"), done
+    assert python("-c", SHARED_CUT, tmp_path / "store", left, size).stdout == "closed\n"
     with ClientStore.open(tmp_path / "store") as again:
         assert again.round == 0
         assert again.verify() == []

@@ -1,9 +1,6 @@
 """A kill or an exception at any moment leaves the last committed round."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
@@ -18,18 +15,11 @@ from fedcore.store import slots as geometry
 from fedcore.store.files import disk, slot_file
 from fedcore.store.files.inventory import VECTORS
 from fedcore.store.files.slot_file import Header
+from tests.kit import python
 from tests.server.stopping import Stopped, each_line, from_outside
 
 PROGRAM = Path(__file__).with_name("killed.py")
 UNDO_PROGRAM = Path(__file__).with_name("undo_killed.py")
-OPTIONS = {
-    "cwd": PROGRAM.parents[2],
-    "env": os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])},
-    "capture_output": True,
-    "text": True,
-}
-
-
 LONG = pytest.mark.endurance
 WAYS = [("round", 24), ("checkpoint", 24), ("none", 24), ("round", 12, "undoable"), ("none", 12, "undoable")]
 
@@ -41,12 +31,7 @@ WAYS = [("round", 24), ("checkpoint", 24), ("none", 24), ("round", 12, "undoable
     ids=lambda value: "undoable" if value == ["undoable"] else "" if value == [] else None,
 )
 def test_killed_at_any_moment(tmp_path, durability, kills, keep_previous):
-    run = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path, durability, str(kills), "1", *keep_previous],
-        timeout=400 + 2 * kills,
-        **OPTIONS,
-    )
-    assert run.returncode == 0, run.stderr
+    run = python(PROGRAM, tmp_path, durability, kills, "1", *keep_previous, timeout=400 + 2 * kills)
     result = json.loads(run.stdout)
     assert sum(result["places"].values()) == kills
     assert len(result["places"]) >= 4  # while rows were written, committed, compacted, saved
@@ -62,9 +47,7 @@ def test_killed_at_any_moment(tmp_path, durability, kills, keep_previous):
 )
 def test_killed_at_the_calls_of_an_undo_history(folder_in_memory, strides):
     ways = [f"{durability}={stride}" for durability, stride in strides.items()]
-    run = subprocess.run([sys.executable, UNDO_PROGRAM, folder_in_memory, *ways], timeout=1800, **OPTIONS)
-    assert run.returncode == 0, run.stderr
-    kills = json.loads(run.stdout)
+    kills = json.loads(python(UNDO_PROGRAM, folder_in_memory, *ways, timeout=1800).stdout)
     assert len(kills) == 18
     assert min(kills.values()) >= 2  # opening makes one call, before and behind which it is killed
     assert strides["round"] > 1 or sum(kills.values()) > 300

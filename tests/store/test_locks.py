@@ -14,6 +14,7 @@ import pytest
 from fedcore import ClientStore, Server, Update, errors
 from fedcore.store.files.locks import WriterLock
 from tests.cli.command import invoke
+from tests.kit import python
 from tests.server.invariant import contradictions
 from tests.store.kit import content, write
 
@@ -72,8 +73,7 @@ def test_the_error_of_a_second_writer_names_the_first(store):
     with pytest.raises(errors.LockedError, match=rf"this process \({os.getpid()}\); close\(\)"):
         ClientStore.open(store.path)
     program = "import sys; from fedcore import ClientStore; ClientStore.open(sys.argv[1])"
-    other = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True, timeout=300)
-    assert other.returncode == 1
+    other = python("-c", program, store.path, status=1)
     assert f"LockedError: {store.path}: already open for writing in process {os.getpid()}; close()" in other.stderr
     commit(store, 1, "a")
     store.close()
@@ -311,7 +311,7 @@ store.commit(1, dict(x=store.vector("x")), dict(round=1))
 print(store.round)
 """
     store.close()
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    run = python("-c", program)
     assert (run.stdout, run.stderr) == ("1\n", "")
     with ClientStore.open(store.path) as again:
         assert again.round == 1

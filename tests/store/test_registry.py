@@ -4,14 +4,13 @@ import copy
 import enum
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, _core, errors
 from fedcore.store.registry import Registry
+from tests.kit import python
 
 MILLION = 1_000_000
 IDS = [0, 7, 2**64 - 1, "", "7", "client", "zürich", "\0", "\ue000", "x" * 5000]
@@ -330,8 +329,7 @@ def test_numbers_do_not_depend_on_the_process():  # each process hashes with its
         "for i in range(0, 200, 7): r.remove(f'c{i}')\n"
         "print(list(r), r.add('new'), r.explicit())"
     )
-    printed = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
-    assert len(printed) == 1
+    assert len({python("-c", code).stdout for _ in range(2)}) == 1
 
 
 def test_siphash_known_answers():

@@ -106,7 +106,7 @@ class Flower(Driver):
         grid.order = order
         initial = ArrayRecord({name: Array(np.asarray(x)) for name, x in x0.items()})
         result = strategy.start(grid, initial, rounds, timeout=30)
-        return strategy.server, strategy.reports, dict(zip(x0, result.arrays.to_numpy_ndarrays(), strict=True))
+        return strategy.server, strategy.reports, {name: array.numpy() for name, array in result.arrays.items()}
 
     def _app(self, i, work):
         def app(message, context):

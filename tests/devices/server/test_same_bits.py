@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import Compute, Server, Update
-from fedcore.algorithms import named, optimizers
+from fedcore.algorithms import optimizers
 from fedcore.arrays import empty
 from fedcore.rules import (
     Bucketing,
@@ -32,15 +32,6 @@ from tests.devices.server.kit import (
     server,
 )
 from tests.devices.tensors import TorchTensor
-from tests.server.rounds import METHODS
-
-MEDIA = {"f32": "ram", "bf16": "mmap", "int8": "cuda"}
-
-
-def algorithm(method):
-    arguments = {name: value for name, value in METHODS[method].items() if name != "history"}
-    return named(arguments.pop("name", method), **arguments)
-
 
 SUMS = pytest.mark.parametrize("accumulator", ["float32", "exact"])
 
@@ -48,26 +39,6 @@ SUMS = pytest.mark.parametrize("accumulator", ["float32", "exact"])
 def pair(**options):
     """A server of FedAvg on the CPU, and one on the device."""
     return [server("FedAvg", "ram", "f32", device, **options) for device in ("cpu", "cuda")]
-
-
-CASES = [
-    (method, codec, accumulator)
-    for method in METHODS
-    for codec, accumulator in (("f32", "float32"), ("bf16", "float32"), ("int8", "float32"), ("int8", "exact"))
-    if codec == "f32" or algorithm(method).keeps_rows
-    if accumulator == "float32" or algorithm(method).total_is_whole
-] + [(method, "f32", "exact") for method in ("FedAvg", "FedAvgM", "SCAFFOLD, two vectors")]
-
-
-@pytest.mark.parametrize(("method", "codec", "accumulator"), CASES)
-@pytest.mark.sample(1)
-def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, codec, accumulator):
-    cpu = server(method, "ram", codec, "cpu", accumulator=accumulator)
-    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", accumulator=accumulator) as gpu:
-        for _ in range(4):
-            updates = replies(cpu)
-            gpu.broadcast([update.client for update in updates])
-            same_round(cpu, gpu, updates)
 
 
 @pytest.mark.parametrize("medium", ["ram", "pinned", "mmap", "cuda"])
@@ -177,31 +148,6 @@ def test_models_of_16_bits(cuda_device, dtype):
         assert torch.equal(tensor, made[1].tensors()[name])
 
 
-@SUMS
-def test_late_replies_and_limits(cuda_device, accumulator):
-    made = pair(max_staleness=2, reject_long=3, accumulator=accumulator)
-    for s in made:
-        run_rounds(s, 2)
-        updates = replies(s, seed=5)
-        late = [update._replace(round=s.round_number - 1) for update in updates]
-        long = late[0]._replace(value=late[0].value * np.float32(1e4))
-        s.round([long, *late[1:]])
-    assert everything(made[0]) == everything(made[1])
-
-
-@SUMS
-@pytest.mark.parametrize(("method", "codec"), [("FedAvgM", "f32"), ("SCAFFOLD", "bf16"), ("FedDyn", "int8")])
-def test_updates_clipped_around_their_offsets(cuda_device, method, codec, accumulator):
-    cpu, gpu = (
-        server(method, "ram", codec, device, clip=True, cap_steps=2, accumulator=accumulator)
-        for device in ("cpu", "cuda")
-    )
-    for _ in range(4):
-        updates = replies(cpu)
-        gpu.broadcast([update.client for update in updates])
-        same_round(cpu, gpu, updates)
-
-
 def test_buffered_updates_on_the_device_are_copied(cuda_device):
     """Lengths are compared with the median of all updates; until then the caller may reuse the memory of each."""
     x0 = np.zeros(2100, np.float32)
@@ -217,24 +163,6 @@ def test_buffered_updates_on_the_device_are_copied(cuda_device):
                 again.copy_from(y)
                 opened.add(client, y if s is made[0] else again, steps=2)
     assert made[1].round_number == 1
-    assert everything(made[0]) == everything(made[1])
-
-
-@SUMS
-@pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC, short history"])
-def test_arrivals_departures_and_a_warm_start(cuda_device, method, accumulator):
-    made = []
-    for device in ("cpu", "cuda"):
-        s = server(method, "ram", "f32", device, accumulator=accumulator)
-        rng = np.random.default_rng(0)
-        if s.algorithm.takes_warm_start:
-            s.warm_start({i: rng.normal(size=2077).astype(np.float32) for i in range(4)})
-        run_rounds(s, 2)
-        s.remove_client(2)
-        s.add_clients({"late": 3})
-        updates = [update for update in replies(s, seed=9) if update.client in s.clients]
-        s.round([*updates, updates[0]._replace(client="late")])
-        made.append(s)
     assert everything(made[0]) == everything(made[1])
 
 
@@ -286,13 +214,3 @@ def test_robust_rules(cuda_device, name):
                 round.add(**update._asdict())
         assert fields_of(round.report) == fields_of(cpu.round(updates))
         assert everything(gpu) == everything(cpu)
-
-
-def test_corrections_and_the_last_direction(cuda_device):
-    made = [server("MimiC", "ram", "int8", device) for device in ("cpu", "cuda")]
-    for s in made:
-        run_rounds(s, 3)
-    for client in range(6):
-        np.testing.assert_array_equal(*[host(s.correction(client)) for s in made])
-    np.testing.assert_array_equal(*[host(s.v) for s in made])
-    np.testing.assert_array_equal(*[host(s.x) for s in made])

@@ -495,33 +495,29 @@ def test_every_partition_checks_labels_and_clients(name):
             SOME[name](labels, clients)
 
 
-@pytest.mark.parametrize(
-    ("name", "labels", "clients", "options", "message"),
-    [
-        *(("dirichlet", FIVE, 1, {"alpha": value}, "alpha") for value in (0.0, float("nan"), float("inf"))),
-        ("dirichlet", FIVE, 1, {"least": -1}, "least"),
-        ("dirichlet", FIVE, 3, {"least": 2}, "labels: .*6 examples"),
-        ("iid", FIVE, 6, {}, "labels: .*6 examples.* got 5"),
-        ("iid-pareto", NINE, 3, {"smallest": 0}, "smallest"),
-        ("iid-pareto", NINE, 3, {"largest": 3}, "largest"),
-        ("iid-pareto", NINE, 3, {"index": 0.0}, "index"),
-        ("iid-pareto", NINE, 3, {"smallest": 4}, "labels: .*4 examples for each client"),
-        ("iid-pareto", NINE, 3, {"smallest": 4, "largest": 4}, "labels: .*12 examples .*, got 9"),
-        ("label-k", FIVE, 1, {"classes_per_client": 0}, "classes_per_client"),
-        ("label-k", FIVE, 1, {"most_per_class": 0}, "most_per_class"),
-        ("label-k", FIVE, 1, {"classes_per_client": 2}, "classes_per_client=2"),
-        ("label-k", FIVE, 6, {}, "labels: .*6 examples of class 0, got 5"),
-        ("one-label", FIVE, 1, {"smallest": 0}, "smallest"),
-        ("one-label", FIVE, 1, {"largest": 4}, "largest"),
-        ("one-label", FIVE, 1, {"index": -1.0}, "index"),
-        ("one-label", np.zeros(39, int), 2, {}, "labels: .*20 examples for each client, got 19"),
-        ("one-label", np.repeat([0, 7], [40, 39]), 4, {"largest": 20}, "labels: .*40 examples of class 7 .* got 39"),
-        ("shards", FIVE, 2, {"shards_per_client": 0}, "shards_per_client"),
-        ("shards", np.arange(5), 2, {}, "labels: .*4 classes"),
-        ("shards", np.arange(4), 4, {}, "labels: .*2 examples of class 0"),
-        ("shards", np.repeat([0, 1], 9), 2, {"shards_per_client": 3, "distinct_classes": True}, "shards_per_client"),
-    ],
-)
+NUMBERS = [
+    *(("dirichlet", 1, {"alpha": value}, "alpha") for value in (0.0, float("nan"), float("inf"))),
+    *(("iid-pareto", 3, {name: value}, name) for name, value in (("smallest", 0), ("largest", 3), ("index", 0.0))),
+    *(("label-k", 1, {name: 0}, name) for name in ("classes_per_client", "most_per_class")),
+    *(("one-label", 1, {name: value}, name) for name, value in (("smallest", 0), ("largest", 4), ("index", -1.0))),
+    *(("dirichlet", 1, {"least": -1}, "least"), ("dirichlet", 3, {"least": 2}, "labels: .*6 examples")),
+    *(("iid", 6, {}, "labels: .*6 examples.* got 5"), ("shards", 2, {"shards_per_client": 0}, "shards_per_client")),
+    ("label-k", 1, {"classes_per_client": 2}, "classes_per_client=2"),
+    ("label-k", 6, {}, "labels: .*6 examples of class 0, got 5"),
+]
+LABELLED = [
+    ("iid-pareto", NINE, 3, {"smallest": 4}, "labels: .*4 examples for each client"),
+    ("iid-pareto", NINE, 3, {"smallest": 4, "largest": 4}, "labels: .*12 examples .*, got 9"),
+    ("one-label", np.zeros(39, int), 2, {}, "labels: .*20 examples for each client, got 19"),
+    ("one-label", np.repeat([0, 7], [40, 39]), 4, {"largest": 20}, "labels: .*40 examples of class 7 .* got 39"),
+    ("shards", np.arange(5), 2, {}, "labels: .*4 classes"),
+    ("shards", np.arange(4), 4, {}, "labels: .*2 examples of class 0"),
+    ("shards", np.repeat([0, 1], 9), 2, {"shards_per_client": 3, "distinct_classes": True}, "shards_per_client"),
+]
+LABELLED += [(name, NINE if name == "iid-pareto" else FIVE, *others) for name, *others in NUMBERS]
+
+
+@pytest.mark.parametrize(("name", "labels", "clients", "options", "message"), LABELLED)
 def test_impossible_partitions_are_rejected(name, labels, clients, options, message):
     with pytest.raises(RangeError, match=rf"^{message}"):
         SOME[name](labels, clients, **options)

@@ -97,25 +97,15 @@ def forged(folder, place, vectors=(), state=(), models=NODES):
     rows.save(place, vectors=kept, state={key: value for key, value in result.items() if value is not None})
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        dict(vectors={"W": None}),
-        dict(vectors={"W": np.ones(7)}),
-        dict(vectors={"q": np.arange(1.0, 7.0)}),
-        dict(vectors={"q": None}),
-        dict(vectors={"counter/foreign": np.zeros(1, np.int64)}),
-        dict(state={"lr": None}),
-        dict(state={"lr": {"name": "Foo", "options": {}}}),
-        dict(state={"lr": {"name": "Constant", "options": {"rate": 1}}}),
-        dict(state={"limits": {"most": 1}}),
-        dict(state={"round_number": -5}),
-        dict(state={"round_number": "x"}),
-        dict(state={"layout": fedcore.Layout.of(np.zeros(7, np.float32)).to_state()}),
-        dict(models=3),
-    ],
-    ids=str,
-)
+VECTORS = {"W": [None, np.ones(7)], "q": [np.arange(1.0, 7.0), None], "counter/foreign": [np.zeros(1, np.int64)]}
+RATES = [None, {"name": "Foo", "options": {}}, {"name": "Constant", "options": {"rate": 1}}]
+STATE = {"lr": RATES, "limits": [{"most": 1}], "round_number": [-5, "x"]}
+STATE["layout"] = [fedcore.Layout.of(np.zeros(7, np.float32)).to_state()]
+WRONG = [dict(vectors={name: value}) for name, values in VECTORS.items() for value in values]
+WRONG += [dict(state={name: value}) for name, values in STATE.items() for value in values]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, dict(models=3)], ids=str)
 def test_a_forged_folder_is_rejected(tmp_path, wrong):
     make_network().save(tmp_path / "network")
     forged(tmp_path / "network", tmp_path / "same")

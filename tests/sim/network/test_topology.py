@@ -137,22 +137,22 @@ def named(*arguments, **options):
     return lambda: Topology.named(*arguments, **options)
 
 
+OPTIONS = ("rows", 3, "option of ring: 'rows' is unknown"), ("dtype", "float16", "dtype: 'float16' is unknown")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (named("rign", 3), "topology: 'rign' is unknown; did you mean 'ring'"),
-        (named("ring", 0), "nodes"),
-        (named("ring", 3.5), "nodes"),
-        (named("ring", 2**14 + 1), "nodes.*16384"),
-        (named("ring", 3, rows=3), "option of ring: 'rows' is unknown"),
-        (named("ring", 3, dtype="float16"), "dtype: 'float16' is unknown"),
-        (named("torus", 7), "nodes=7: .*rows and two columns"),
-        (named("torus", 2), "nodes=2: .*rows and two columns"),
-        (named("torus", 12, rows=5), r"rows=5: .*\[2, 3, 4, 6\]"),
-        (named("torus", 12, rows=12), "rows=12"),
+        *((named("ring", nodes), f"nodes{told}") for nodes, told in ((0, ""), (3.5, ""), (2**14 + 1, ".*16384"))),
+        *((named("ring", 3, **{name: value}), told) for name, value, told in OPTIONS),
+        *((named("torus", nodes), f"nodes={nodes}: .*rows and two columns") for nodes in (7, 2)),
+        *(
+            (named("torus", 12, rows=rows), rf"rows={rows}{told}")
+            for rows, told in ((5, r": .*\[2, 3, 4, 6\]"), (12, ""))
+        ),
         (named("erdos-renyi", 5), "probability: .*erdos-renyi"),
-        (named("erdos-renyi", 5, probability=1.5), "probability"),
-        (named("erdos-renyi", 5, probability="x"), "probability"),
+        *((named("erdos-renyi", 5, probability=p), "probability") for p in (1.5, "x")),
         (named("erdos-renyi", 5, probability=1, seed=-1), "seed"),
         (named("erdos-renyi", 5, probability=0.0), r"graph: erdos-renyi\(nodes=5, probability=0, seed=0\) has 5 "),
         (lambda: Topology(nx.Graph([(0, 1), (2, 3)]), name="two pairs"), "graph: two pairs has 2 "),

@@ -1,13 +1,10 @@
 """Every call into the system that a server makes fails once, with each error; memory and folder never part."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.kit import python
 from tests.store.calls.failing import ERRORS, built
 
 LONG = pytest.mark.endurance
@@ -42,12 +39,7 @@ def run(program, tmp_path, *arguments):
     """The output of a program in its own process, with the library preloaded."""
     library = built(tmp_path)
     (tmp_path / "folder").mkdir()
-    ended = subprocess.run(
-        [sys.executable, "-m", f"tests.store.calls.{program}", tmp_path / "folder", *arguments],
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"LD_PRELOAD": str(library)},
-        capture_output=True,
-        text=True,
+    named = f"tests.store.calls.{program}"
+    return json.loads(
+        python("-m", named, tmp_path / "folder", *arguments, timeout=None, LD_PRELOAD=f"{library}").stdout
     )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
