@@ -64,17 +64,15 @@ Read read_plain_tensors(const py::object& tensors, const py::object& shapes, con
     py::list vectors(k);
     for (py::ssize_t i = 0; i < k; ++i) {
         py::object array = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(listed.ptr(), i));
-        const auto due = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(dtype.ptr(), i));
+        const auto due = py::reinterpret_borrow<py::dtype>(PyTuple_GET_ITEM(dtype.ptr(), i));
         const auto [extents, n] = extents_of(PyTuple_GET_ITEM(shape.ptr(), i));
         if (py::object view = py::isinstance<py::array>(array) ? py::object() : view_of_torch(array)) array = view;
         if (n < 0 || !py::isinstance<py::dtype>(due) || !is_plain_array(array, extents)) return py::none();
         const auto* const proxy = array_proxy(array.ptr());
         if (proxy->descr != due.ptr() && !npy_api::get().PyArray_EquivTypes_(proxy->descr, due.ptr()))
             return py::none();
-        if (proxy->nd == 1)
-            vectors[i] = array;
-        else  // as writable as the tensor
-            vectors[i] = py::array(py::reinterpret_borrow<py::dtype>(due), {n}, {}, proxy->data, array);
+        if (proxy->nd != 1) array = py::array(due, {n}, {}, proxy->data, array);  // as writable as the tensor
+        vectors[i] = array;
     }
     return vectors;
 }

@@ -177,7 +177,10 @@ class Layout(Represented):
         self.n = start
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
         self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
-        self._forms = _forms(self.slices, "float32"), _forms(self.outside)
+        own = [None if piece.dtype in NARROW else np.dtype(piece.dtype) for piece in self.outside]
+        dtypes = own, [np.dtype(np.float32)] * len(self.slices)  # of plain tensors outside the vector, and in it
+        shapes = ([piece.shape for piece in pieces] for pieces in (self.outside, self.slices))
+        self._forms = [*zip(shapes, dtypes, strict=True)]
         self.parts = [(piece.name, piece.shape) for piece in self.slices]
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
@@ -415,7 +418,7 @@ class Layout(Represented):
             floats, or is not contiguous or not aligned. Tensors of files are read into new memory, on a CPU in their
             own dtype.
         """
-        if (plain := self._plain(x, self.slices, self._forms[0])) is not None:  # the common case
+        if (plain := self._plain(x, self.slices)) is not None:  # the common case
             for piece in self.outside:
                 check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
             return plain
@@ -490,19 +493,16 @@ class Layout(Represented):
         if self.groups and self.outside:
             read = (self.of_groups[group].read_counters(named) for group, named in self.split(x).items())
             return {name: counter for counters in read for name, counter in counters.items()}
-        if not self.outside:
-            return {}
-        if (plain := self._plain(x, self.outside, self._forms[1])) is not None:
-            return {piece.name: one.copy().reshape(piece.shape) for piece, one in zip(self.outside, plain, strict=True)}
-        named = self._check(x)
-        return {piece.name: _array(piece, to_host(named[piece.name])).copy() for piece in self.outside}
+        if (plain := self._plain(x, self.outside) if self.outside else []) is None:
+            named = self._check(x)
+            plain = [_array(piece, to_host(named[piece.name])) for piece in self.outside]
+        return {piece.name: one.copy().reshape(piece.shape) for piece, one in zip(self.outside, plain, strict=True)}
 
-    def _plain(self, x: Any, pieces: Sequence[Slice], forms: Any) -> list[Any] | None:
+    def _plain(self, x: Any, pieces: Sequence[Slice]) -> Any:
         """Return vectors over some tensors of a model, or None unless they are plain ones of a mapping of all names."""
         if not (isinstance(x, Mapping) and x.keys() == self._all.keys()):
             return None
-        plain: list[Any] | None = core.read_plain_tensors([x[piece.name] for piece in pieces], *forms)
-        return plain
+        return core.read_plain_tensors([x[piece.name] for piece in pieces], *self._forms[pieces is self.slices])
 
     def tensors(
         self,
@@ -581,12 +581,6 @@ class Layout(Represented):
         for name, leaf in named.items():
             check_form(name, leaf, self._all[name].dtype, self._all[name].shape)
         return named
-
-
-def _forms(pieces: Sequence[Slice], dtype: str | None = None) -> tuple[list[Any], list[Any]]:
-    """Return the shapes and dtypes of tensors for ``core.read_plain_tensors``, None for those of 16-bit floats."""
-    dtypes = [dtype or piece.dtype for piece in pieces]
-    return [piece.shape for piece in pieces], [None if one in NARROW else np.dtype(one) for one in dtypes]
 
 
 def _is_rounded(name: str, leaf: Any) -> bool:

@@ -721,11 +721,11 @@ class Round(OpenRound):
             client, batch, fixed, reason = self._read(update)
         if batch is None and reason is None:
             return [ALREADY]
+        self._bytes += self._reader.bytes_of(update, batch)
         if batch is not None:
             reason = self._write_to_journal(client, update, batch) or self._settle_examples(batch)
         if batch is None or reason is not None:
             self._rejected.append((client, str(reason)))
-            self._bytes += self._reader.bytes_of(update)
         else:
             if update.update_id is not None:
                 self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
@@ -749,7 +749,6 @@ class Round(OpenRound):
 
     def _hold(self, batch: UpdateBatch, *, is_safe: bool) -> None:
         """Hold a batch of one update, or fold it now if the caller may change its memory."""
-        self._bytes += batch.bytes
         if self._keeps_vectors:
             self._own(batch, is_safe=is_safe)
         self._read_plain()
@@ -863,7 +862,7 @@ class Round(OpenRound):
 
     def _add_new(self, updates: list[Update]) -> list[Reply] | None:
         """Add updates as ``_add_plain``, if all have ids that are new; else return None."""
-        if any(update.update_id is None for update in updates):
+        if self._plain is None or self._journal or any(update.update_id is None for update in updates):
             return None
         try:
             clients = [self._clients.check(update.client) for update in updates]
