@@ -204,7 +204,8 @@ bool is_plain_array(py::handle object, const std::vector<py::ssize_t>& shape) {
     if (!object || Py_TYPE(object.ptr()) != npy_api::get().PyArray_Type_) return false;
     const auto* const array = py::detail::array_proxy(object.ptr());
     constexpr int kFlags = py::array::c_style | npy_api::NPY_ARRAY_ALIGNED_;
-    return py::detail::array_descriptor_proxy(array->descr)->byteorder == '=' && (array->flags & kFlags) == kFlags &&
+    const char order = py::detail::array_descriptor_proxy(array->descr)->byteorder;
+    return (order == '=' || order == '|') && (array->flags & kFlags) == kFlags &&
            std::equal(array->dimensions, array->dimensions + array->nd, shape.begin(), shape.end());
 }
 

@@ -11,7 +11,6 @@
 namespace fedcore::bindings {
 namespace {
 
-using py::detail::array_descriptor_proxy;
 using py::detail::array_proxy;
 using py::detail::npy_api;
 
@@ -56,24 +55,24 @@ Read read_npy(const py::object& datas, const py::object& heads, const py::object
     return arrays;
 }
 
-// Float32 vectors over tensors, if each is an array of NumPy's own class, or a tensor of torch's in CPU memory, of that
-// shape and in C order; else None.
-Read read_plain_tensors(const py::object& tensors, const py::object& shapes) {
+// Vectors over tensors, if each is an array of NumPy's own class, or a tensor of torch's in CPU memory, of that shape
+// and dtype and in C order; else None.
+Read read_plain_tensors(const py::object& tensors, const py::object& shapes, const py::object& dtypes) {
     const py::tuple listed = items_of(tensors, "tensors");
     const auto k = static_cast<py::ssize_t>(listed.size());
-    const py::tuple shape = items_of(shapes, "shapes", k);
+    const py::tuple shape = items_of(shapes, "shapes", k), dtype = items_of(dtypes, "dtypes", k);
     py::list vectors(k);
     for (py::ssize_t i = 0; i < k; ++i) {
         py::object array = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(listed.ptr(), i));
+        const auto due = py::reinterpret_borrow<py::dtype>(PyTuple_GET_ITEM(dtype.ptr(), i));
         const auto [extents, n] = extents_of(PyTuple_GET_ITEM(shape.ptr(), i));
-        if (py::object view = view_of_torch(array)) array = view;
-        if (n < 0 || !is_plain_array(array, extents)) return py::none();
+        if (py::object view = py::isinstance<py::array>(array) ? py::object() : view_of_torch(array)) array = view;
+        if (n < 0 || !py::isinstance<py::dtype>(due) || !is_plain_array(array, extents)) return py::none();
         const auto* const proxy = array_proxy(array.ptr());
-        if (array_descriptor_proxy(proxy->descr)->type_num != npy_api::NPY_FLOAT_) return py::none();
-        if (proxy->nd == 1)
-            vectors[i] = array;
-        else  // as writable as the tensor
-            vectors[i] = py::array(py::dtype::of<float>(), {n}, {}, proxy->data, array);
+        if (proxy->descr != due.ptr() && !npy_api::get().PyArray_EquivTypes_(proxy->descr, due.ptr()))
+            return py::none();
+        if (proxy->nd != 1) array = py::array(due, {n}, {}, proxy->data, array);  // as writable as the tensor
+        vectors[i] = array;
     }
     return vectors;
 }
@@ -102,7 +101,7 @@ bool is_immutable(py::handle array) {
 
 void bind_plain_tensors(py::module_& module) {
     module.def("read_npy", &read_npy, py::arg("datas"), py::arg("heads"), py::arg("shapes"));
-    module.def("read_plain_tensors", &read_plain_tensors, py::arg("tensors"), py::arg("shapes"));
+    module.def("read_plain_tensors", &read_plain_tensors, py::arg("tensors"), py::arg("shapes"), py::arg("dtypes"));
     module.def("are_immutable", &are_immutable, py::arg("arrays"));
     module.def("has_memory", py::overload_cast<py::handle>(&has_memory), py::arg("tensor"));
 }

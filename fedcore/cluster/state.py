@@ -60,11 +60,12 @@ class SliceReader(UpdateReader):
                     raise RangeError(f"{name}: a server with partial updates takes no slices; send tensors by name")
                 vector.require(name, len(self._state.ranges))
 
-    def bytes_of(self, update: Update) -> int:
-        """See ``UpdateReader``; slices count as float32."""
-        layout = self._settings.layout
-        n = layout.n_parameters if update.kind == "gradient" else layout.n
-        return 4 * n if isinstance(update.value, Slices) else super().bytes_of(update)
+    def bytes_of(self, update: Update, batch: UpdateBatch | None) -> int:
+        """See ``UpdateReader``; rejected slices count as float32."""
+        if not isinstance(update.value, Slices):
+            return super().bytes_of(update, batch)
+        n = self._settings.layout.n_parameters if update.kind == "gradient" else self._settings.layout.n
+        return 4 * n if batch is None else batch.bytes
 
     def whole(self, vector: SlicedVector | None) -> Any:
         """See ``UpdateReader``."""

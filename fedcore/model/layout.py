@@ -177,7 +177,10 @@ class Layout(Represented):
         self.n = start
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
         self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
-        self._shapes = [piece.shape for piece in self.slices]
+        own = [None if piece.dtype in NARROW else np.dtype(piece.dtype) for piece in self.outside]
+        dtypes = own, [np.dtype(np.float32)] * len(self.slices)  # of plain tensors outside the vector, and in it
+        shapes = ([piece.shape for piece in pieces] for pieces in (self.outside, self.slices))
+        self._forms = [*zip(shapes, dtypes, strict=True)]
         self.parts = [(piece.name, piece.shape) for piece in self.slices]
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
@@ -416,12 +419,10 @@ class Layout(Represented):
             floats, or is not contiguous or not aligned. Tensors of files are read into new memory, on a CPU in their
             own dtype.
         """
-        if isinstance(x, Mapping) and x.keys() == self._all.keys():
-            plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)
-            if plain is not None:  # the common case
-                for piece in self.outside:
-                    check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
-                return plain
+        if (plain := self._plain(x, self.slices)) is not None:  # the common case
+            for piece in self.outside:
+                check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
+            return plain
         named = self._check(x)
         self.log_rounded(named)
         stored = {piece.name: leaf for piece in self.slices if isinstance(leaf := named[piece.name], StoredTensor)}
@@ -493,8 +494,16 @@ class Layout(Represented):
         if self.groups and self.outside:
             read = (self.of_groups[group].read_counters(named) for group, named in self.split(x).items())
             return {name: counter for counters in read for name, counter in counters.items()}
-        named = self._check(x) if self.outside else {}
-        return {piece.name: _array(piece, to_host(named[piece.name])).copy() for piece in self.outside}
+        if (plain := self._plain(x, self.outside) if self.outside else []) is None:
+            named = self._check(x)
+            plain = [_array(piece, to_host(named[piece.name])) for piece in self.outside]
+        return {piece.name: one.copy().reshape(piece.shape) for piece, one in zip(self.outside, plain, strict=True)}
+
+    def _plain(self, x: Any, pieces: Sequence[Slice]) -> Any:
+        """Return vectors over some tensors of a model, or None unless they are plain ones of a mapping of all names."""
+        if not (isinstance(x, Mapping) and x.keys() == self._all.keys()):
+            return None
+        return core.read_plain_tensors([x[piece.name] for piece in pieces], *self._forms[pieces is self.slices])
 
     def tensors(
         self,

@@ -92,8 +92,8 @@ class UpdateBatch:
     @property
     def bytes(self) -> int:
         """The bytes that the clients sent, without counters."""
-        tensors = [tensor for y in self.vectors for tensor in (y if isinstance(y, list) else [y])]
-        return sum(vector.nbytes for vector in [*tensors, *self.controls] if vector is not None)
+        vectors = [tensor for y in self.vectors + self.controls for tensor in (y if isinstance(y, list) else [y])]
+        return sum([vector.nbytes for vector in vectors if vector is not None])
 
     def chosen(self, which: Bools | npt.NDArray[np.int64]) -> "UpdateBatch":
         """Return the updates that ``which`` selects: bool[k], or indices."""
@@ -665,7 +665,7 @@ class Sum:
         part = slice(self._layout.n_parameters, self._layout.n)
         room = self._reducer.room(part.stop - part.start, len(batch))
         if part.stop > part.start:
-            chosen = batch.chosen(which)
+            chosen = batch if which.all() else batch.chosen(which)
             folded = self._accumulate(chosen, part, chosen.factors)
             squares[which] = folded.here
             if room is not None:

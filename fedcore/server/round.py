@@ -701,14 +701,15 @@ class Round(OpenRound):
             client, found = self._read(update)
         if found is None:
             return [ALREADY]
+        batch: UpdateBatch | None = None
         if isinstance(found, str):
             reason: str | None = found
         else:
             batch, fixed = found[:2]
             reason = self._write_to_journal(client, *found) or self._settle_examples(batch)
-        if reason is not None:
-            self._rejected.append((client, reason))
-            self._bytes += self._reader.bytes_of(update)
+        self._bytes += self._reader.bytes_of(update, batch)
+        if batch is None or reason is not None:
+            self._rejected.append((client, str(reason)))
         else:
             if update.update_id is not None:
                 self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
@@ -732,7 +733,6 @@ class Round(OpenRound):
 
     def _hold(self, batch: UpdateBatch, *, is_safe: bool) -> None:
         """Hold a batch of one update, or fold it now if the caller may change its memory."""
-        self._bytes += batch.bytes
         if self._keeps_vectors:
             self._own(batch, is_safe=is_safe)
         self._read_plain()
@@ -840,7 +840,7 @@ class Round(OpenRound):
 
     def _add_new(self, updates: list[Update]) -> list[Reply] | None:
         """Add updates as ``_add_plain``, if all have ids that are new; else return None."""
-        if any(update.update_id is None for update in updates):
+        if self._plain is None or self._journal or any(update.update_id is None for update in updates):
             return None
         try:
             clients = [self._clients.check(update.client) for update in updates]

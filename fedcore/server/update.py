@@ -3,7 +3,7 @@
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -47,6 +47,7 @@ from fedcore.arrays import (
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.kernels import Codes, dequantise, quantise
 from fedcore.model import Layout
+from fedcore.model.layout import named_tensors
 from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId, canonical
@@ -522,10 +523,19 @@ def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[Any]]
     return {} if hasattr(y, "__dlpack__") else layout.read_counters(y)
 
 
-def bytes_of(y: Any) -> int:
-    """Return the size of a sent object in bytes, or 0 if unknown, as for a sparse tensor."""
+def bytes_of(y: Any, names: Collection[str] = ()) -> int:
+    """Return the size of a sent object in bytes, or 0 if unknown, as for a sparse tensor.
+
+    The size of a model is that of its tensors with these names.
+    """
     try:
-        size = int(getattr(y, "nbytes", 0))
+        if isinstance(y, BYTES):
+            return memoryview(y).nbytes
+        if names and not hasattr(y, "nbytes"):
+            tensors = y if isinstance(y, Mapping) and all(name in y for name in names) else named_tensors(y)
+            size = int(sum([tensors[name].nbytes for name in names if name in tensors]))
+        else:
+            size = int(getattr(y, "nbytes", 0))
     except Exception:  # the object's class may raise anything
         return 0
     return size if 0 <= size < 2**53 else 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from operator import index
+from operator import gt, index
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -144,6 +144,8 @@ MEDIANS = 10
 MOST_GROWTH = 2**53
 """The greatest growth of a counter in a round."""
 
+LARGEST = {np.dtype(name): int(np.iinfo(name).max) for name in INTEGERS}
+
 LONGEST_FLAG = 4096
 """The most elements of a constant that may change. Updates that differ are kept until the end of the round."""
 
@@ -174,7 +176,7 @@ class Buffers:
 
     def check(self, y: Any, base: F32 | None) -> None:
         """Raise RangeError if a model y, or a difference y from ``base``, makes one of the buffers negative."""
-        if not self._pieces:
+        if not self._pieces or (base is None and not (np.concatenate(self._on_host(y)) < 0).any()):
             return
         parts = self._on_host(y)
         starts: Sequence[F32 | None] = [None] * len(parts) if base is None else self._on_host(base)
@@ -232,12 +234,12 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
                 "histograms, average float64 arrays by fedcore.aggregate"
             )
     for name in [piece.name for piece in layout.counters if piece.name in sent]:
-        now_flat, sent_flat = (one[name].reshape(-1).astype(object) for one in (now, sent))  # Python's do not overflow
-        after = now_flat + sent_flat if kind == "delta" else sent_flat
-        most = np.minimum(now_flat + MOST_GROWTH, np.iinfo(now[name].dtype).max)
-        if (after > most).any():
-            raise RangeError(f"{name}={after.max()}: must be at most {most.max()}")
-        counters[name] = np.maximum(after, now_flat).astype(now[name].dtype).reshape(now[name].shape)
+        before, given = now[name].reshape(-1).tolist(), sent[name].reshape(-1).tolist()  # Python's do not overflow
+        after = [old + more for old, more in zip(before, given, strict=True)] if kind == "delta" else given
+        most = [min(old + MOST_GROWTH, LARGEST[now[name].dtype]) for old in before]
+        if any(map(gt, after, most)):
+            raise RangeError(f"{name}={max(after)}: must be at most {max(most)}")
+        counters[name] = np.array([*map(max, after, before)], now[name].dtype).reshape(now[name].shape)
     return counters
 
 
@@ -634,7 +636,7 @@ class UpdateReader:
         self._settings, self._state, self._weights = settings, state, settings.rules.weights
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
-        self._lr = self._rates.sent(state.round_number)
+        self._lr, self._names = self._rates.sent(state.round_number), settings.layout.names
 
     def check_claims(self, update: Update) -> Update:
         """Return an update with checked plain numbers; raise RangeError if one is invalid, or its round is missing."""
@@ -703,9 +705,10 @@ class UpdateReader:
     def require_form(self, update: Update) -> None:
         """Raise RangeError if the caller sent vectors in a form that the server does not take."""
 
-    def bytes_of(self, update: Update) -> int:
-        """Return the bytes of an update's vector as sent; 0 if unknown."""
-        return bytes_of(update.value)
+    def bytes_of(self, update: Update, batch: UpdateBatch | None) -> int:
+        """Return the bytes of an update's vectors as sent; if unknown, those of its batch, or 0 without one."""
+        sent = [bytes_of(one, self._names) for one in (update.value, update.control) if one is not None]
+        return batch.bytes if batch and not all(sent) else sum(sent)
 
     def whole(self, vector: Any) -> Any:
         """Return a whole vector of a batch, or None."""
@@ -875,7 +878,7 @@ class ModelReader:
             else:
                 kernels.combine([as_sent(layout, x)[:p], y], [1.0, -distance], out[:p])
                 out[p:] = x[p:]
-        return OwnModel(update.steps, distance, counters, y.nbytes)
+        return OwnModel(update.steps, distance, counters, bytes_of(update.value, layout.names) or y.nbytes)
 
     def require_measured(self, y: F32, square: float) -> None:
         """Raise RangeError if a model y, at the square distance ``square`` from x, is not finite."""

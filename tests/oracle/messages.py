@@ -46,10 +46,12 @@ def _elements(shape: Any) -> int:
     return elements if elements < 2**61 else -1
 
 
-def read_plain_tensors(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
-    """Return flat views of plain float32 arrays that have these shapes, aligned and in C order; otherwise None."""
-    for tensor, shape in zip(tensors, shapes, strict=True):
-        if tensor.__class__ is not np.ndarray or tensor.dtype != np.float32 or tensor.shape != shape:
+def read_plain_tensors(tensors: Any, shapes: Any, dtypes: Any) -> list[npt.NDArray[Any]] | None:
+    """Return flat views of plain arrays that have these shapes and dtypes, aligned and in C order; otherwise None."""
+    for tensor, shape, dtype in zip(tensors, shapes, dtypes, strict=True):
+        if tensor.__class__ is not np.ndarray or tensor.shape != shape or not tensor.dtype.isnative:
+            return None
+        if not (isinstance(dtype, np.dtype) and tensor.dtype == dtype):
             return None
         if not (tensor.flags.c_contiguous and tensor.flags.aligned):
             return None

@@ -9,6 +9,7 @@ from fedcore.errors import ArrayError, ShapeError
 from tests import oracle
 
 RNG = np.random.default_rng(0)
+F32 = np.dtype(np.float32)
 PLAIN = RNG.random((3, 4), np.float32)
 DATA, HEAD = npy.write(PLAIN), npy.head(PLAIN)
 
@@ -35,6 +36,8 @@ TENSORS = {
     "float64": PLAIN.astype(np.float64),
     "another byte order": PLAIN.astype(">f4"),
     "int32": PLAIN.view(np.int32),
+    "bool": PLAIN > 0.5,
+    "text": np.full((3, 4), b"ab"),
     "an odd address": odd_address(),
     "a class below": PLAIN.view(Below),
     "masked": np.ma.masked_array(PLAIN, mask=False),
@@ -57,13 +60,14 @@ def same(one, other):
 def test_plain_tensors_match_the_oracle(name):
     tensor = TENSORS[name]
     for shape in (np.shape(tensor), (3, 4), (4, 3), (12,), (), (-1, 4), (2**70,), ("a",), None):
-        arguments = [PLAIN, tensor], [PLAIN.shape, shape]
-        assert same(core.read_plain_tensors(*arguments), oracle.read_plain_tensors(*arguments)), shape
+        for dtype in (F32, np.dtype(np.int32), np.dtype(np.float64), np.dtype(bool), np.dtype("S4"), "float32", None):
+            arguments = [PLAIN, tensor], [PLAIN.shape, shape], [F32, dtype]
+            assert same(core.read_plain_tensors(*arguments), oracle.read_plain_tensors(*arguments)), (shape, dtype)
 
 
 def test_vectors_share_and_own_the_tensors_memory():
     tensor = RNG.random((5, 2), np.float32)
-    [vector] = core.read_plain_tensors([tensor], [(5, 2)])
+    [vector] = core.read_plain_tensors([tensor], [(5, 2)], [F32])
     vector[3] = 7
     assert tensor[1, 1] == 7
     due = tensor.copy()
@@ -144,7 +148,7 @@ def test_known_headers_match_the_oracle(name):
 
 def test_lists_of_other_lengths_are_refused():
     with pytest.raises(ShapeError, match="shapes: expected 2 entries, got 1"):
-        core.read_plain_tensors([PLAIN, PLAIN], [(3, 4)])
+        core.read_plain_tensors([PLAIN, PLAIN], [(3, 4)], [F32, F32])
     with pytest.raises(ShapeError, match="heads: expected 1 entries, got 0"):
         core.read_npy([DATA], [], [(3, 4)])
     with pytest.raises(ArrayError, match="arrays: expected a list or tuple, got int"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Compute, Server, Update, algorithms
+from fedcore import ClientStore, Compute, Limits, Server, Update, algorithms
 from fedcore.options import Settings
 from tests.algorithms import outsiders
 from tests.server.rounds import METHODS, N, made, n, steps_of
@@ -164,6 +164,24 @@ def test_bytes_are_those_of_the_vectors_that_are_sent(method):
         assert report.bytes == 4 * n * server.algorithm.uploads * len(updates)
         vectors = [v for update in updates for v in (update.value, update.control) if v is not None]
         assert report.bytes == sum(vector.nbytes for vector in vectors)
+
+
+SENT = {"flat": lambda flat: flat, "named": lambda flat: {"w": flat[:8], "b": flat[8:]}, "list": lambda flat: [flat]}
+
+
+@pytest.mark.parametrize("size", [10, 70_000])
+@pytest.mark.parametrize("form", SENT)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_bytes_of_every_door_are_those_of_the_dtype(form, dtype, size):
+    """A plain update, one with a step count of NumPy's, a difference, and one that is rejected."""
+    value, x = SENT[form](np.ones(size, dtype)), SENT[form](np.ones(size, np.float32))
+    server = Server(x, "FedAvg", clients=4, lr=0.1, limits=Limits(max_steps=9))
+    with server.open_round() as opened:
+        opened.add(0, value, steps=1)
+        opened.add(1, value, steps=np.int64(1))
+        opened.add(2, value, steps=1, kind="delta")
+        assert not opened.add(3, value, steps=10)
+    assert opened.report.bytes == 4 * size * np.dtype(dtype).itemsize
 
 
 VECTORS = dict.fromkeys(["FedAvgM", "FedDyn", "SCAFFOLD", "SCAFFOLDM"], (1, 2))
