@@ -4,7 +4,8 @@ Each wheel of dist that fits this machine and an interpreter on PATH becomes, wi
 build/installed/simple. pip installs ``fedcore-fl`` by name from this index only, into an empty environment without a
 compiler on PATH. The package then runs a round, with warnings as errors, and tests of a copy of this tree without the
 package: with this interpreter, which has torch and the other packages, the tests that are named; with another one,
-those that need only pytest and Hypothesis.
+those that need only pytest and Hypothesis. The wheel's kernels for GPUs run on the emulated driver, which is built in
+the clone.
 """
 
 import os
@@ -17,6 +18,7 @@ from os import uname
 from pathlib import Path
 
 from release.rooms import ROOT, room, tree_alone, without_compiler
+from tests.native.build import fake_cuda
 
 BUILD = ROOT / "build" / "installed"
 TESTS = ("tests/kernels", "tests/store")
@@ -88,9 +90,8 @@ def with_needs(python: Path) -> Path:
 def tested(python: Path, wheel: Path, tests: tuple[str, ...]) -> str:
     """pytest's last line over tests that find only the wheel's package."""
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", *tests]
-    done = subprocess.run(
-        pytest, cwd=tree_alone(BUILD / "tree"), env=without_compiler(BUILD), stdout=subprocess.PIPE, text=True
-    )
+    env = without_compiler(BUILD) | {"FEDCORE_CUDA_DRIVER": str(fake_cuda())}
+    done = subprocess.run(pytest, cwd=tree_alone(BUILD / "tree"), env=env, stdout=subprocess.PIPE, text=True)
     print(done.stdout)
     if done.returncode:
         raise SystemExit(f"{wheel.name}: expected its tests to pass, got status {done.returncode}")

@@ -10,6 +10,7 @@ METHODS that of methods and features.
 import posixpath
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -98,10 +99,12 @@ def mark(combination):
     return "no" if "no" in conditions else ", ".join(sorted(conditions)) or "yes"
 
 
+@cache
 def methods():
     """What methods combine with, and the features that they have."""
     names = sorted(REGISTRY.own)
-    has = {name: [method for method in names if name in combines(method).features] for name in combines().features}
+    features = {method: combines(method).features for method in names}
+    has = {name: [method for method in names if name in features[method]] for name in combines().features}
     rows = [(name, *(mark(combines(name, feature)) for feature in SHOWN_FEATURES)) for name in names]
     owners = [(name, ", ".join(found)) for name, found in has.items() if found]
     return "\n\n".join([grid(("method", *SHOWN_FEATURES), rows), grid(("feature", "methods"), owners)])

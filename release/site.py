@@ -94,8 +94,8 @@ def undocumented(folder):
             is_module = file.is_file() or file.with_suffix("").is_dir()
             found = name in known or (is_module and any(each.startswith(f"{name}.") for each in known))
             # The top level also exports modules of its packages, such as fedcore.sim.participation.
-            if modules := list((ROOT / "fedcore").glob(f"*/{last}.py")):
-                inner = f"fedcore.{modules[0].parent.name}.{last}."
+            if modules := list((ROOT / "fedcore").glob(f"**/{last}.py")):
+                inner = ".".join(modules[0].relative_to(ROOT).with_suffix("").parts) + "."
                 found = found or any(each.startswith(inner) for each in known)
         room = name.removesuffix(last)
         if not found and not any(each.startswith(room) and each.endswith(f".{last}.{last}") for each in known):

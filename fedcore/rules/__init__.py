@@ -278,3 +278,4 @@ class Chain:
 
 
 PLAIN = Chain()
+"""The chain of a server without rules: the mean."""

@@ -37,11 +37,8 @@ def editable_build():
 
 def is_current(build):
     """Whether a Ninja build has the core with every level, up to date with the sources and options."""
-    asked = [tool("ninja") or "ninja", "-C", build, "-n", *(f"fedcore_{level}" for level in LEVELS), "core"]
-    try:
-        output = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
-    except FileNotFoundError:
-        return False
+    asked = [tool("ninja") or "false", "-C", build, "-n", *(f"fedcore_{level}" for level in LEVELS), "core"]
+    output = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
     return output.returncode == 0 and "no work to do" in output.stdout
 
 
@@ -69,5 +66,6 @@ def native_tests():
 
 @cache
 def fake_cuda():
-    """The path of a CUDA driver that runs the kernels on the host."""
-    return build("fedcore_fake_cuda") / FAKE_CUDA
+    """The path of a CUDA driver that runs the kernels on the host: a parent's, or a new build."""
+    named = Path(os.environ.get("FEDCORE_CUDA_DRIVER", ""))
+    return named if named.name == FAKE_CUDA else build("fedcore_fake_cuda") / FAKE_CUDA
