@@ -715,8 +715,8 @@ class Round(OpenRound):
                 self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
             self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
         self._keep_in_journal(self._known)
-        if reason is not None:
-            return [Reply("rejected", reason)]
+        if batch is None or reason is not None:
+            return [Reply("rejected", str(reason))]
         return self._replies(self._keys_of(batch), [client], before)
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
