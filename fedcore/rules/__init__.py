@@ -88,10 +88,8 @@ class Chain:
     @classmethod
     def of(cls, aggregation: "str | Rule | Sequence[Rule | str] | Chain | None") -> "Chain":
         """Return the chain of ``Server``'s argument ``aggregation``; a missing ``Mean`` is added."""
-        if isinstance(aggregation, Chain):
-            return aggregation
-        if aggregation is None:
-            return PLAIN
+        if aggregation is None or isinstance(aggregation, Chain):
+            return aggregation or PLAIN
         if isinstance(aggregation, str) and aggregation in NAMED:
             return cls(NAMED[aggregation])
         if isinstance(aggregation, str) and ":" not in aggregation and spelled(aggregation) not in REGISTRY:

@@ -136,7 +136,7 @@ def test_a_number_and_its_text_and_its_bytes_are_different_clients():
     [
         (-1, errors.RangeError, r"clients=-1: must be an integer in 0\.\.2\*\*62"),
         (2**62 + 1, errors.RangeError, r"clients=.*: must be an integer in 0\.\.2\*\*62"),
-        pytest.param(10**5000, errors.RangeError, "clients=an unprintable int", id="unprintable"),
+        pytest.param(10**5000, errors.RangeError, "clients=(an unprintable |<)int", id="unprintable"),
         (True, errors.RangeError, "^clients=True: "),
         (2.0, errors.RangeError, "^clients=2.0: "),
         (None, errors.RangeError, "^clients=None: "),
