@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_025,
     "csrc": 11_731,
-    "tests": 65_128,
+    "tests": 65_126,
     "fedcore": 2_812,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_282,
@@ -29,7 +29,7 @@ BUDGET = {
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_055,
-    "fedcore/rules": 782,
+    "fedcore/rules": 781,
     "fedcore/store": 3_939,
 }
 
