@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_021,
     "csrc": 11_731,
-    "tests": 64_997,
+    "tests": 64_978,
     "fedcore": 2_816,
     "fedcore/adapters": 2_859,
     "fedcore/algorithms": 1_292,
