@@ -22,9 +22,8 @@ class Everything(algorithms.Algorithm):
 
 
 ORDERS = {
-    **{
-        name: algorithms.named(name) for name in algorithms.REGISTRY if name != "FedAWE"
-    },  # messages cannot carry each client's start
+    # Messages cannot carry each client's start.
+    **{name: algorithms.named(name) for name in algorithms.REGISTRY if name != "FedAWE"},
     "Accelerated": Accelerated(lam=0.5),
     "FlexibleFedAvg": algorithms.FlexibleFedAvg(local_steps=5),
     "FedProx, mu 0": algorithms.FedProx(mu=0.0),

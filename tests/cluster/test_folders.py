@@ -8,19 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Compute, Server, Storage
+from fedcore import ClientStore, Compute, Server, Storage, errors
 from fedcore.cluster import coordinator, manifest, reshard
 from fedcore.cluster.manifest import INTENT
 from fedcore.cluster.state import ShardedState
-from fedcore.errors import (
-    CheckpointError,
-    ClusterError,
-    FedcoreError,
-    LockedError,
-    RangeError,
-    StoreError,
-    UnknownNameError,
-)
 from fedcore.rules import Mean, RejectLong
 from fedcore.server.state import State
 from fedcore.store.files.locks import WriterLock
@@ -62,7 +53,7 @@ def test_a_copy_takes_the_place_of_an_older_one(tmp_path):
         server.save(tmp_path / "copy")
         one_round(server)
         server.save(tmp_path / "copy")
-        with pytest.raises(StoreError, match="server's own"):
+        with pytest.raises(errors.StoreError, match="server's own"):
             server.save(tmp_path / "run")
     assert len(list((tmp_path / "copy").iterdir())) == 3
     with Server.load(tmp_path / "copy") as copy:
@@ -133,11 +124,11 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
         before = names(tmp_path / "copy")
 
         def full(*_):
-            raise StoreError("no room")
+            raise errors.StoreError("no room")
 
         with monkeypatch.context() as patched:
             patched.setattr(manifest.Manifest, "write", full)
-            with pytest.raises(StoreError, match="no room"):
+            with pytest.raises(errors.StoreError, match="no room"):
                 server.save(tmp_path / "copy")
         assert names(tmp_path / "copy") == before
 
@@ -150,29 +141,29 @@ def test_shards_on_separate_disks(tmp_path):
     assert all((folder / "index.sqlite").is_file() for folder in folders)
     with Server.load(tmp_path / "run", storage=Storage(folders=folders)) as server:
         assert server.x.tobytes() == X0.tobytes()
-    with pytest.raises(StoreError, match="folders="):
+    with pytest.raises(errors.StoreError, match="folders="):
         Server.load(tmp_path / "run")
-    with pytest.raises(RangeError, match=r"^folders\b"):
+    with pytest.raises(errors.RangeError, match=r"^folders\b"):
         Server.load(tmp_path / "run", storage=Storage(folders=folders[:1]))
-    with pytest.raises(CheckpointError, match="manifest"):
+    with pytest.raises(errors.CheckpointError, match="manifest"):
         Server.load(tmp_path / "run", storage=Storage(folders=folders[::-1]))
 
 
 def test_one_has_it_at_a_time(tmp_path):
-    with made("FedAvg", X0, shards=2, path=tmp_path / "run"), pytest.raises(LockedError):
+    with made("FedAvg", X0, shards=2, path=tmp_path / "run"), pytest.raises(errors.LockedError):
         Server.load(tmp_path / "run")
     Server.load(tmp_path / "run").close()
 
 
 def test_other_folders_are_not_clusters(tmp_path):
     made("MIFA", X0, shards=2, path=tmp_path / "run").close()
-    with pytest.raises(CheckpointError, match=r"cluster\.json"):
+    with pytest.raises(errors.CheckpointError, match=r"cluster\.json"):
         Server.load(tmp_path / "run" / "shard-0")
-    with pytest.raises(StoreError, match=r"cluster\.json"):
+    with pytest.raises(errors.StoreError, match=r"cluster\.json"):
         made("MIFA", X0, shards=2, path=tmp_path / "run")
-    with pytest.raises(StoreError, match="elsewhere"):
+    with pytest.raises(errors.StoreError, match="elsewhere"):
         Server.load(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match=r"cluster\.json"):
+    with pytest.raises(errors.StoreError, match=r"cluster\.json"):
         Server.load(tmp_path / "run" / "shard-0", compute=Compute(shards=2))
     manifest = tmp_path / "run" / "cluster.json"
     saved = json.loads(manifest.read_text())
@@ -185,10 +176,10 @@ def test_other_folders_are_not_clusters(tmp_path):
         {"layout": {}},
     ):
         manifest.write_text(json.dumps(saved | change))
-        with pytest.raises(CheckpointError):
+        with pytest.raises(errors.CheckpointError):
             Server.load(manifest)
     manifest.write_text("{")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(errors.CheckpointError):
         Server.load(manifest)
     manifest.write_text(json.dumps(saved))
     Server.load(manifest).close()
@@ -202,7 +193,7 @@ def test_a_shard_of_an_older_copy_is_found_out(tmp_path):
     (old,) = (tmp_path / "copy").glob("shard-1-*")
     shutil.rmtree(tmp_path / "run" / "shard-1")
     shutil.copytree(old, tmp_path / "run" / "shard-1")
-    with pytest.raises(CheckpointError, match="transaction 0"):
+    with pytest.raises(errors.CheckpointError, match="transaction 0"):
         Server.load(tmp_path / "run")
 
 
@@ -228,7 +219,7 @@ def test_in_memory_nothing_survives_the_loss_of_a_shard(monkeypatch):
         monkeypatch.setattr(ClientStore, "commit", broken)
         with pytest.raises(MemoryError):
             one_round(server)
-        with pytest.raises(ClusterError, match="memory"):
+        with pytest.raises(errors.ClusterError, match="memory"):
             server.x  # noqa: B018
 
 
@@ -237,9 +228,9 @@ def broken(*_, **__):
 
 
 def test_arguments_are_refused_by_name():
-    with pytest.raises(RangeError, match=r"^clients\b"):
+    with pytest.raises(errors.RangeError, match=r"^clients\b"):
         Server(X0, "FedAvg", lr=0.1, compute=Compute(shards=2))
-    with pytest.raises(RangeError, match=r"^shards\b.*8"):
+    with pytest.raises(errors.RangeError, match=r"^shards\b.*8"):
         Server(X0, "FedAvg", N, lr=0.1, compute=Compute(shards=100))
 
 
@@ -251,7 +242,7 @@ def test_arguments_of_loading_are_refused_by_name(tmp_path):
         ({"compute": Compute(accumulator="exact")}, r"^accumulator\b"),
         ({"compute": Compute(diagnostics=True)}, r"^diagnostics\b"),
     ):
-        with pytest.raises((RangeError, CheckpointError), match=match):
+        with pytest.raises((errors.RangeError, errors.CheckpointError), match=match):
             Server.load(tmp_path / "run", **options)
     with Server.load(tmp_path / "run", compute=Compute(shards=2, batch_size=3)) as server:
         assert server.settings.batch_size == 3
@@ -325,7 +316,7 @@ def test_a_shard_is_lost_within_a_change_of_clients(tmp_path, losing):
         for change in (lambda server: server.add_clients("anna"), lambda server: server.remove_client(0)):
             before = list(many.clients)
             losing.at = ["apply"]
-            with suppress(ClusterError):
+            with suppress(errors.ClusterError):
                 change(many)
             assert losing.at == []
             if list(many.clients) == before:
@@ -344,7 +335,7 @@ def test_numbers_of_clients_stay_those_of_the_shards(clients):
         rng, names, seen = np.random.default_rng(3), [*server.clients, "x", "y", 2, 9, np.int64(4), -1], set()
         for t in range(60):
             chosen = [names[i] for i in rng.permutation(len(names))[: 1 + t % 2]]
-            with suppress(FedcoreError):
+            with suppress(errors.FedcoreError):
                 if t % 3 == 0:
                     server.add_clients(chosen)
                 elif t % 3 == 1:
@@ -367,9 +358,9 @@ def test_options_change_in_all_shards_or_in_none(tmp_path, losing):
             server.change(lr=0.05, aggregation=[RejectLong(50.0)])
             one_round(server)
         losing.at = ["apply"]
-        with pytest.raises(ClusterError, match="changed"):
+        with pytest.raises(errors.ClusterError, match="changed"):
             many.change(lr=7.0)
-        with pytest.raises(RangeError, match=r"^lr\b"):
+        with pytest.raises(errors.RangeError, match=r"^lr\b"):
             many.change(lr=lambda t: 0.1)
         for server in (one, many):
             one_round(server)
@@ -383,7 +374,7 @@ def test_options_change_in_all_shards_or_in_none(tmp_path, losing):
             reports.append(opened.report.changed)
         assert reports == [{"lr": 0.02, "aggregation": ["Mean(weights=None)"]}] * 2
         same(one, many, opened_again=True)
-    with pytest.raises(UnknownNameError, match="Mdian"):
+    with pytest.raises(errors.UnknownNameError, match="Mdian"):
         Server.load(tmp_path / "run", aggregation="Mdian")
     Server.load(tmp_path / "run").close()  # it is not locked
 
@@ -395,16 +386,16 @@ def test_a_shard_is_lost_while_all_are_opened(tmp_path, losing):
         one_round(one)
         one_round(many)
         losing.at = ["begin_round", "open_folder", "resume", "shard_state"]
-        with pytest.raises(ClusterError, match=r"^begin_round\b"):
+        with pytest.raises(errors.ClusterError, match=r"^begin_round\b"):
             many.open_round()
         assert losing.at == []
         one_round(one)
         one_round(many)
         same(one, many, opened_again=True)
         losing.at = ["begin_round", "open_folder", "open_folder", "resume", "shard_state"]
-        with pytest.raises(ClusterError, match=r"^shard_state\b"):
+        with pytest.raises(errors.ClusterError, match=r"^shard_state\b"):
             many.open_round()
-        with pytest.raises(ClusterError, match=r"Server\.load"):
+        with pytest.raises(errors.ClusterError, match=r"Server\.load"):
             many.x  # noqa: B018
     with Server.load(tmp_path / "run") as many:
         same(one, many, opened_again=True)
@@ -422,7 +413,7 @@ def test_shards_never_share_a_folder_with_another_server(tmp_path, where, way):
         with Server(X0, clients=2, lr=0.1, storage=Storage(path, journal=True)) as server:
             server.open_round().add(0, X0 + value, steps=1)
     before = files_of(home)
-    with pytest.raises(StoreError, match="another server"):
+    with pytest.raises(errors.StoreError, match="another server"):
         if way == "create":
             made("FedAvg", X0, shards=2, path=home)
         else:

@@ -4,30 +4,21 @@ from functools import partial
 
 import pytest
 
-from fedcore import ClientStore, Storage
-from fedcore.testing import (
-    AdapterContract,
-    AlgorithmContract,
-    ExecutorContract,
-    RuleContract,
-    ServerContract,
-    StoreContract,
-    check,
-)
+from fedcore import ClientStore, Storage, testing
 from tests.outsiders.house.mine import methods, parts
 
 
-class TestMyAlgorithm(AlgorithmContract):
+class TestMyAlgorithm(testing.AlgorithmContract):
     def make_algorithm(self):
         return methods.Accelerated(lam=0.5)
 
 
-class TestMyOptimizer(AlgorithmContract):
+class TestMyOptimizer(testing.AlgorithmContract):
     def make_optimizer(self):
         return parts.Lion()
 
 
-class TestMyRule(RuleContract):
+class TestMyRule(testing.RuleContract):
     def make_rule(self):
         return parts.RejectFast()
 
@@ -35,7 +26,7 @@ class TestMyRule(RuleContract):
         return update._replace(steps=60)
 
 
-class TestMyStore(StoreContract):
+class TestMyStore(testing.StoreContract):
     def make_store(self, folder, clients, n, **options):
         return parts.LoggedStore(ClientStore(clients, n, medium="mmap", path=folder, **options))
 
@@ -43,7 +34,7 @@ class TestMyStore(StoreContract):
         return parts.LoggedStore(ClientStore.open(folder, **options))
 
 
-class TestMyServer(ServerContract):
+class TestMyServer(testing.ServerContract):
     test_copies = None  # the server is in a folder
 
     def make_server(self, folder, *args, **options):
@@ -54,12 +45,12 @@ class TestMyServer(ServerContract):
         return parts.WatchedServer.load(folder)
 
 
-class TestMyExecutor(ExecutorContract):
+class TestMyExecutor(testing.ExecutorContract):
     def make_executor(self):
         return parts.CountingProcesses()
 
 
-class TestMyFramework(AdapterContract):
+class TestMyFramework(testing.AdapterContract):
     def run(self, algorithm, work, *, n, rounds, x0, **options):
         clients = {client: partial(self.client, work, i) for i, client in enumerate(self.ids(n))}
         return parts.federation(algorithm, clients, rounds=rounds, x0=x0, lr=0.1, **options)
@@ -74,10 +65,10 @@ class ForgetfulStore(parts.LoggedStore):
 
 
 def test_a_broken_promise_is_named():
-    class Broken(StoreContract):
+    class Broken(testing.StoreContract):
         def make_store(self, folder, clients, n, **options):
             return ForgetfulStore(ClientStore(clients, n, **options))
 
     with pytest.raises(AssertionError, match="vectors") as raised:
-        check(Broken)
+        testing.check(Broken)
     assert "Broken breaks this promise: " in raised.value.__notes__[0]

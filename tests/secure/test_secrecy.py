@@ -8,19 +8,7 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedcore.secure import messages as wire
-from fedcore.secure.primitives import (
-    BLOCK,
-    PRIME,
-    SHARE,
-    add_masks,
-    join,
-    lagrange,
-    new_secret,
-    pairwise_mask,
-    public_key,
-    self_mask,
-    split,
-)
+from fedcore.secure import primitives
 from tests.secure.sessions import Session
 
 
@@ -46,7 +34,7 @@ class Attack:
 
     def shares(self, owner):
         """Return every share of the owner's private key that was sent or that a colluding client holds."""
-        shares = {i: held[owner][SHARE:] for i, held in self.held.items() if owner in held}
+        shares = {i: held[owner][primitives.SHARE :] for i, held in self.held.items() if owner in held}
         for holder, shown in self.shown.items():
             is_seed, share = shown[owner]
             if not is_seed:
@@ -58,17 +46,17 @@ class Attack:
         if owner in self.masking:
             return self.masking[owner]
         shares = dict(sorted(self.shares(owner).items())[: self.server._threshold])
-        found = join(shares, lagrange(list(shares))) if shares else None
-        return found if found is not None and public_key(found) == self.server._keys[owner].masking else None
+        found = primitives.join(shares, primitives.lagrange(list(shares))) if shares else None
+        return found if found is not None and primitives.public_key(found) == self.server._keys[owner].masking else None
 
     def unmasked(self, victim):
         """Return a client's words without all masks that the attacker can compute, as int64."""
         server = self.server
-        seeds = {i: held[victim][:SHARE] for i, held in self.held.items()}
+        seeds = {i: held[victim][: primitives.SHARE] for i, held in self.held.items()}
         seeds |= {i: shown[victim][1] for i, shown in self.shown.items() if shown[victim][0]}
-        seed = join(seeds, lagrange(list(seeds)))
+        seed = primitives.join(seeds, primitives.lagrange(list(seeds)))
         words = wire.read_masked(memoryview(self.masked[victim])[wire.HEADER.size :], server.encoding.words).copy()
-        masks = [] if seed is None else [(self_mask(seed, server._context), True)]
+        masks = [] if seed is None else [(primitives.self_mask(seed, server._context), True)]
         own = self.private_key(victim)
         for other in server._groups[victim]:
             if other == victim or other not in server._dealt:
@@ -77,9 +65,9 @@ class Attack:
             if secret is None:
                 secret, key, ends = self.private_key(other), server._keys[victim].masking, (other, victim)
             if secret is not None:
-                mask, negative = pairwise_mask(secret, key, server._context, *ends)
+                mask, negative = primitives.pairwise_mask(secret, key, server._context, *ends)
                 masks.append((mask, negative != (ends[0] == victim)))
-        add_masks(words, masks)
+        primitives.add_masks(words, masks)
         return words.view(np.int64)
 
 
@@ -115,36 +103,38 @@ def test_an_update_that_arrives_too_late_stays_hidden():
 
 def test_fewer_shares_fit_every_secret():
     """For t - 1 shares and any secret, some value of one more share gives this secret."""
-    shares = split(new_secret(), [0, 3, 8], threshold=3)
+    shares = primitives.split(primitives.new_secret(), [0, 3, 8], threshold=3)
     known = {0: shares[0], 3: shares[3]}
-    first, second, third = lagrange([0, 3, 8])
-    for secret in (b"\0" * 32, b"\xff" * 32, new_secret()):
+    first, second, third = primitives.lagrange([0, 3, 8])
+    for secret in (b"\0" * 32, b"\xff" * 32, primitives.new_secret()):
         rest = int.from_bytes(secret, "little") - sum(
             int.from_bytes(share, "little") * by for share, by in zip(known.values(), (first, second), strict=True)
         )
-        share = rest * pow(third, -1, PRIME) % PRIME
-        assert join(known | {8: share.to_bytes(SHARE, "little")}, [first, second, third]) == secret
+        share = rest * pow(third, -1, primitives.PRIME) % primitives.PRIME
+        assert (
+            primitives.join(known | {8: share.to_bytes(primitives.SHARE, "little")}, [first, second, third]) == secret
+        )
 
 
 def test_any_threshold_shares_give_the_secret():
-    assert pow(2, PRIME - 1, PRIME) == 1
-    for secret in (b"\0" * 32, b"\xff" * 32, new_secret()):
-        shares = split(secret, range(0, 50, 7), threshold=4)
+    assert pow(2, primitives.PRIME - 1, primitives.PRIME) == 1
+    for secret in (b"\0" * 32, b"\xff" * 32, primitives.new_secret()):
+        shares = primitives.split(secret, range(0, 50, 7), threshold=4)
         for holders in ([0, 7, 14, 21], [49, 7, 28, 42], [35, 28, 21, 14]):
-            assert join({i: shares[i] for i in holders}, lagrange(holders)) == secret
+            assert primitives.join({i: shares[i] for i in holders}, primitives.lagrange(holders)) == secret
             wrong = {i: shares[i] for i in holders[:3]} | {holders[3]: shares[0 if holders[3] else 7]}
-            assert join(wrong, lagrange(holders)) != secret
+            assert primitives.join(wrong, primitives.lagrange(holders)) != secret
 
 
 def test_masks_are_the_streams_of_aes_in_counter_mode():
     """Beside AES on single blocks with the counter 0, 1, 2, ..., across the edges of ``add_masks``'s blocks."""
-    key, n = bytes(range(32)), BLOCK // 8 + 5
+    key, n = bytes(range(32)), primitives.BLOCK // 8 + 5
     words = np.zeros(n, np.uint64)
-    add_masks(words, [(key, False)])
+    primitives.add_masks(words, [(key, False)])
     single = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
-    for at in (0, 1, BLOCK // 16 - 1, BLOCK // 16, BLOCK // 16 + 1):
+    for at in (0, 1, primitives.BLOCK // 16 - 1, primitives.BLOCK // 16, primitives.BLOCK // 16 + 1):
         assert words[2 * at : 2 * at + 2].tobytes() == single.update(at.to_bytes(16, "big"))
-    add_masks(words, [(bytes(32), True), (key, True), (bytes(32), False)])
+    primitives.add_masks(words, [(bytes(32), True), (key, True), (bytes(32), False)])
     assert not words.any()
 
 

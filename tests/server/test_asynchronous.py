@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -342,12 +343,10 @@ def test_a_robust_rule_sees_the_updates_of_a_buffer_as_those_of_as_many_clients(
     clients = range(5) if has_rows else clients
     options = dict(lr=0.1, aggregation=rule, limits=bound)
     policies = [RoundPolicy(max_staleness=2, buffer=5), RoundPolicy(max_staleness=2)]
+    options_of_buffer = dict(policy=policies[0], compute=Compute(shards=shards), **options)
     buffers = [
-        Server(np.zeros(n, np.float32), method, 6, **options, policy=policies[0], storage=storage, compute=compute)
-        for storage, compute in (
-            (None, Compute(shards=shards)),
-            (Storage(tmp_path / "s", journal=True), Compute(shards=shards)),
-        )
+        Server(np.zeros(n, np.float32), method, 6, storage=storage, **options_of_buffer)
+        for storage in (None, Storage(tmp_path / "s", journal=True))
     ]
     plain = Server(np.zeros(n, np.float32), method, 6 if has_rows else 15, **options, policy=policies[1])
     for t in range(3):
@@ -374,15 +373,11 @@ def test_a_robust_rule_sees_the_updates_of_a_buffer_as_those_of_as_many_clients(
     "policy", [dict(buffer=4), dict(buffer=9, deadline=9), dict(buffer=9, deadline=9, min_clients=4)]
 )
 def test_a_buffer_that_may_close_with_too_few_updates_for_its_rule_is_refused(policy):
-    good = RoundPolicy(buffer=5)
+    good, server = RoundPolicy(buffer=5), partial(Server, numbers(0), clients=3, lr=0.1)
     for make in (
-        lambda **options: Server(numbers(0), clients=3, lr=0.1, **options),
-        lambda policy, aggregation: Server(numbers(0), clients=3, lr=0.1, policy=policy).change(
-            aggregation=aggregation
-        ),
-        lambda policy, aggregation: Server(numbers(0), clients=3, lr=0.1, aggregation=aggregation).change(
-            policy=policy
-        ),
+        server,
+        lambda policy, aggregation: server(policy=policy).change(aggregation=aggregation),
+        lambda policy, aggregation: server(aggregation=aggregation).change(policy=policy),
     ):
         make(policy=good, aggregation="krum")
         with pytest.raises(RangeError, match="needs at least 5 updates"):

@@ -172,14 +172,19 @@ def test_the_oldest_claims_are_dropped():
     assert ClaimWindow(10, examples.packed).most(np.empty(0)) == 70
 
 
+@pytest.mark.parametrize("before", [(), (3,)])
 @pytest.mark.parametrize("shards", [None, 2])
 @pytest.mark.parametrize("keep", [False, True])
-def test_an_invalid_update_with_examples_rejects_no_others(keep, shards):
+def test_an_invalid_update_with_examples_rejects_no_others(keep, shards, before):
     """In each form of an update, also where the round has become empty again."""
     x0 = np.zeros(40_000, np.float32)
     server = Server(x0, "FedAvg", clients=4, lr=0.1, compute=Compute(shards=shards))
     with server.open_round() as opened:
-        assert bool(opened.add(0, x0 * np.float32(np.nan), steps=1, examples=5, keep=keep)) is keep  # held
+        assert all(opened.add(client, x0 + 1, steps=1) for client in before)
+        held = opened.add(0, np.append(x0[1:], np.float32(np.nan)), steps=1, examples=5, keep=keep)
+        assert bool(held) is (keep and not before)
         assert opened.add(1, x0 + 1, steps=1)
         assert opened.add(2, (x0 + 1).astype(np.float64), steps=1)
-    assert opened.report.accepted == (1, 2)
+    assert opened.report.accepted == (*before, 1, 2)
+    assert (server.x == 1).all()
+    server.close()

@@ -297,23 +297,18 @@ def test_a_sum_without_updates_is_zero_and_lists_rejections():
 UNIT = 2.0**-60
 
 
+def exact(n, clients, **options):
+    compute = Compute(accumulator="exact")
+    return Server(np.zeros(n, np.float32), "FedAvg", clients, lr=0.1, compute=compute, **options)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_no_honest_sum_is_rejected_for_its_length(seed):
     """Lengths near the grid's unit, where rounding is as large as the values, with ties."""
     rng = np.random.default_rng(seed)
     n, k = int(rng.integers(1, 40)), int(rng.integers(1, 12))
-    server, edge = (
-        Server(
-            np.zeros(n, np.float32),
-            "FedAvg",
-            k,
-            lr=0.1,
-            limits=Limits(max_examples=1 << 30),
-            compute=Compute(accumulator="exact"),
-        )
-        for _ in range(2)
-    )
+    server, edge = (exact(n, k, limits=Limits(max_examples=1 << 30)) for _ in range(2))
     direction = rng.choice([-1, 1], n) if rng.random() < 0.5 else np.ones(n)
     with server.open_round() as round, edge.open_round() as own:
         for client in range(k):
@@ -329,9 +324,7 @@ def test_no_honest_sum_is_rejected_for_its_length(seed):
 def test_a_sum_may_be_longer_by_its_rounding_only():
     """One and a half units round to two, which is the most that is allowed."""
     n, h = 100, np.float32(1.5 * UNIT)
-    server, edge = (
-        Server(np.zeros(n, np.float32), "FedAvg", 1, lr=0.1, compute=Compute(accumulator="exact")) for _ in range(2)
-    )
+    server, edge = (exact(n, 1) for _ in range(2))
     with edge.open_round() as own:
         own.add(0, np.full(n, -h), steps=1)
         partial = own.partial_sum()
@@ -345,9 +338,7 @@ def test_a_sum_may_be_longer_by_its_rounding_only():
 
 def test_long_sums_are_measured_to_their_last_element():
     n = 2 * SPAN + 5
-    server, edge = (
-        Server(np.zeros(n, np.float32), "FedAvg", 1, lr=0.1, compute=Compute(accumulator="exact")) for _ in range(2)
-    )
+    server, edge = (exact(n, 1) for _ in range(2))
     for at in (0, SPAN - 1, SPAN, n - 1):
         with server.open_round() as round, edge.open_round() as own:
             own.add(0, np.zeros(n, np.float32), steps=1)

@@ -184,15 +184,15 @@ def test_bits_do_not_depend_on_threads():
         fedcore.set_threads(before)
 
 
-def count_folds(monkeypatch):
+def count_folds(monkeypatch, kernel="accumulate"):
     """The number of updates of each kernel call."""
-    passes, whole = [], fedcore.kernels.accumulate
+    passes, whole = [], getattr(kernels, kernel)
 
     def counted(acc, bases, ys, *rest, **options):
         passes.append(len(ys))
         return whole(acc, bases, ys, *rest, **options)
 
-    monkeypatch.setattr(fedcore.kernels, "accumulate", counted)
+    monkeypatch.setattr(kernels, kernel, counted)
     return passes
 
 
@@ -224,13 +224,7 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_kernel_call_has_at_most_part_rows(method, monkeypatch):
-    S, n, sizes, real = 2 * PART + 3, 5, [], kernels.exchange
-
-    def counted(acc, bases, ys, *rest, **more):
-        sizes.append(len(ys))
-        return real(acc, bases, ys, *rest, **more)
-
-    monkeypatch.setattr(kernels, "exchange", counted)
+    S, n, sizes = 2 * PART + 3, 5, count_folds(monkeypatch, "exchange")
     whole, streamed = (Server(np.zeros(n, np.float32), METHODS[method](), S, lr=0.1) for _ in range(2))
     for t in range(3):
         rng = np.random.default_rng(t)
@@ -248,13 +242,7 @@ def test_a_kernel_call_has_at_most_part_rows(method, monkeypatch):
 
 
 def test_a_kernel_call_of_a_warm_start_has_at_most_part_rows(monkeypatch):
-    S, sizes, real = 2 * PART + 3, [], kernels.exchange
-
-    def counted(acc, bases, ys, *rest, **more):
-        sizes.append(len(ys))
-        return real(acc, bases, ys, *rest, **more)
-
-    monkeypatch.setattr(kernels, "exchange", counted)
+    S, sizes = 2 * PART + 3, count_folds(monkeypatch, "exchange")
     server = Server(np.zeros(3, np.float32), "SCAFFOLD", S, lr=0.1)
     server.warm_start({i: np.full(3, i, np.float32) for i in range(S)})
     assert sizes == [PART, PART, 3]

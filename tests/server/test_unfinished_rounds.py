@@ -113,9 +113,8 @@ def test_an_interrupted_opening_leaves_no_newcomers(tmp_path, medium, stride):
         server = stopping.a_server("MIFA", next(places))
         before = stopping.seen(server)
         with suppress(stopping.Stopped):
-            goes_on = stopping.each_line(
-                lambda server: server.open_round(newcomers=["new", 8]).abort(), server, at, stop
-            )
+            opens = lambda server: server.open_round(newcomers=["new", 8]).abort()  # noqa: E731
+            goes_on = stopping.each_line(opens, server, at, stop)
         assert set(server.clients) == set(stopping.CLIENTS)
         stopping.check(server, before, before)
         at += stride

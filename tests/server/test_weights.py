@@ -81,21 +81,6 @@ def test_a_client_rejected_for_missing_examples_may_try_again():
     assert server.x[0] == 2
 
 
-@pytest.mark.parametrize("shards", [0, 2])
-def test_a_rejected_update_with_examples_rejects_no_others(shards):
-    x0 = np.zeros(40_000, np.float32)
-    server = Server(x0, "FedAvg", 3, lr=0.1, compute=Compute(shards=2)) if shards else Server(x0, "FedAvg", 3, lr=0.1)
-    bad = x0 + 1
-    bad[-1] = np.nan
-    with server.open_round() as round:
-        round.add(0, x0 + 1, steps=1)
-        assert not round.add(1, bad, steps=1, examples=5)
-        round.add(2, x0 + 3, steps=1)
-    assert round.report.accepted == (0, 2)
-    assert (server.x == 2).all()
-    server.close()
-
-
 def test_in_shards_updates_without_examples_are_rejected():
     x0 = np.zeros(40_000, np.float32)
     with Server(x0, "FedAvg", 2, lr=0.1, compute=Compute(shards=2)) as server:

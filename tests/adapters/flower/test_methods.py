@@ -27,9 +27,7 @@ def test_with_failing_nodes_and_one_that_joins(method):
             grid.nodes[federation.NODES[4]] = apps[4]
         grid.dead = {federation.NODES[i] for i in dead.get(t, [])}
 
-    sizes = (
-        {node: len(part) for node, part in zip(federation.NODES, parts, strict=True)} if "Flexible" in method else None
-    )
+    sizes = dict(zip(federation.NODES, map(len, parts), strict=True)) if "Flexible" in method else None
     strategy, result = federation.run(method, grid, ROUNDS, before_round=before_round, client_sizes=sizes)
     connected = [four, four, five, five, five, five]
     participation = [[i for i in nodes if i not in dead[t]] for t, nodes in enumerate(connected)]
