@@ -204,8 +204,7 @@ def read(path, data):
 def pages(path, data):
     """Return the tables of one data set: after all rounds, at the time at which the first method ends, and cohorts."""
     frame = read(path, data)
-    tables = [compared(results(frame)), compared(results(frame, shared_time(frame)))]
-    return [*tables, cohorts(frame)] if frame["clients"].notna().all() else tables  # older runs lack the column
+    return [compared(results(frame)), compared(results(frame, shared_time(frame))), cohorts(frame)]
 
 
 def draw(path, data, picture):
@@ -254,7 +253,7 @@ def main():
         return
     for data in pandas.read_csv(chosen.results)["data"].unique():
         if chosen.into:
-            for kind, text in zip(("rounds", "seconds", "clients"), pages(chosen.results, data), strict=False):
+            for kind, text in zip(("rounds", "seconds", "clients"), pages(chosen.results, data), strict=True):
                 put_into(chosen.into, text, f"<!-- {data}: {kind} -->")
         if chosen.pictures:
             draw(chosen.results, data, chosen.pictures / f"absence-{data}.png")
