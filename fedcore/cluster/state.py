@@ -470,9 +470,8 @@ class ShardedState(State):
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
         has_slices = self.coordinator.placement.has_references and not self.settings.layout.groups
-        vectors = GatheredVectors(self.coordinator, sent, sent if has_slices else None)
-        vectors.starts = start if self.settings.algorithm.own_starts else None
-        return vectors
+        starts = start if self.settings.algorithm.own_starts else None
+        return GatheredVectors(self.coordinator, sent, sent if has_slices else None, starts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.
