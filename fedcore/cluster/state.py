@@ -174,8 +174,7 @@ class ShardSums:
         more = (changes, *more) if more else ()
         put = self._coordinator.placement.put
         cut = [map(put, self._manifest.slices(word)) for sum in sums for word in sum]
-        joined: bool = self._coordinator.call("join", batch, more, each=[*zip(*cut, strict=True)])[0]
-        return joined
+        return bool(self._coordinator.call("join", batch, more, each=[*zip(*cut, strict=True)])[0])
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """See ``Sum``."""
@@ -369,14 +368,12 @@ class ShardedState(State):
 
     def buffers_square(self) -> float:
         """See ``State``."""
-        square: float = self._first("buffers_square")
-        return square
+        return float(self._first("buffers_square"))
 
     def without_row(self, most: int) -> list[ClientId]:
         """See ``State``; empty if a shard was just lost, since this is for a line of the log."""
         with suppress(FedcoreError):
-            clients: list[ClientId] = self._first("without_row", most)
-            return clients
+            return list(self._first("without_row", most))
         return []
 
     def abandon(self) -> None:
