@@ -500,16 +500,12 @@ class GatheredVectors:
 
     Args:
         slices: ``sent``, or None if other processes cannot read slices.
-
-    Attributes:
         starts: see ``SentVectors``.
     """
 
-    starts: Callable[[ClientId], F32] | None = None
-
-    def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None) -> None:
+    def __init__(self, coordinator: Coordinator, sent: SentSlices, slices: SentSlices | None, starts: Any) -> None:
         self._coordinator, self._opening = coordinator, coordinator.openings
-        self._sent, self.slices = sent, slices
+        self._sent, self.slices, self.starts = sent, slices, starts
 
     @cached_property
     def x(self) -> F32:

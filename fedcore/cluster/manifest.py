@@ -17,7 +17,6 @@ import numpy as np
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
 from fedcore.files import (
     NAMED,
-    closed_on_error,
     is_own_folder,
     part_of,
     read_bytes,
@@ -158,28 +157,21 @@ class ShardInfo:
                 )
         return saved
 
-    def open(self, *, readonly: bool = False, durability: Durability = "round") -> ClientStore:
-        """Open its folder."""
-        assert self.folder is not None
-        found = self.require_inside()
-        rows = ClientStore.open(self.folder, readonly=readonly, durability=durability, keep_previous=not readonly)
-        with closed_on_error(rows):
-            require_same(Path(self.folder), found, os.lstat(self.folder))
-            self.require(rows.state)
-        return rows
-
     def open_all(self, *, readonly: bool = False, durability: Durability = "round") -> list[ClientStore]:
         """Open its folder, and those of its groups."""
-        options: dict[str, Any] = {"readonly": readonly, "durability": durability}
+        home, found = Path(self.folder or ""), self.require_inside()
+        options: dict[str, Any] = {"readonly": readonly, "durability": durability, "keep_previous": not readonly}
         with ExitStack() as opened:
-            stores = [opened.enter_context(self.open(**options))]
-            folders = group_folders(Path(self.folder or ""))
+            stores = [opened.enter_context(ClientStore.open(home, **options))]
+            require_same(home, found, os.lstat(home))
+            self.require(stores[0].state)
+            folders = group_folders(home)
             if len(folders) != len(self.groups):
                 raise CheckpointError(
                     f"{self.folder}: has {len(folders)} of {len(self.groups)} groups of tensors; load a backup"
                 )
             for folder in folders:
-                stores.append(opened.enter_context(open_part(folder, **options, keep_previous=not readonly)))
+                stores.append(opened.enter_context(open_part(folder, **options)))
                 self.require(stores[-1].state)
             opened.pop_all()
         return stores

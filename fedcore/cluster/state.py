@@ -167,8 +167,7 @@ class ShardSums:
         more = (changes, *more) if more else ()
         put = self._coordinator.placement.put
         cut = [map(put, self._manifest.slices(word)) for sum in sums for word in sum]
-        joined: bool = self._coordinator.call("join", batch, more, each=[*zip(*cut, strict=True)])[0]
-        return joined
+        return bool(self._coordinator.call("join", batch, more, each=[*zip(*cut, strict=True)])[0])
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """See ``Sum``."""
@@ -362,14 +361,12 @@ class ShardedState(State):
 
     def buffers_square(self) -> float:
         """See ``State``."""
-        square: float = self._first("buffers_square")
-        return square
+        return float(self._first("buffers_square"))
 
     def without_row(self, most: int) -> list[ClientId]:
         """See ``State``; empty if a shard was just lost, since this is for a line of the log."""
         with suppress(FedcoreError):
-            clients: list[ClientId] = self._first("without_row", most)
-            return clients
+            return list(self._first("without_row", most))
         return []
 
     def abandon(self) -> None:
@@ -463,9 +460,8 @@ class ShardedState(State):
         x_prev = fetch("read", ModelVector("x_prev", rounded=True)) if self.settings.algorithm.direction.b else None
         sent = SentSlices(self.ranges, fetch("read", ModelVector("sent", rounded=True)), x_prev, offset)
         has_slices = self.coordinator.placement.has_references and not self.settings.layout.groups
-        vectors = GatheredVectors(self.coordinator, sent, sent if has_slices else None)
-        vectors.starts = start if self.settings.algorithm.own_starts else None
-        return vectors
+        starts = start if self.settings.algorithm.own_starts else None
+        return GatheredVectors(self.coordinator, sent, sent if has_slices else None, starts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of each shard on its own machine, and the manifest last.

@@ -786,14 +786,12 @@ class Journal:
         store = self._store
         if len(store.registry) == len(known):
             return
-        try:
-            for row in list(store.registry):
-                if not known or ((entry := _entry(store, row)) not in known and entry[1] not in known):
-                    store.forget(row)
-            store.commit(store.round or 0, state=store.state if known else {})
-        except BaseException:
-            store.rollback()
-            raise
+        rows = [
+            row
+            for row in store.registry
+            if not known or ((entry := _entry(store, row)) not in known and entry[1] not in known)
+        ]
+        self._forget(rows, store.state if known else {})
 
     def drop(self, client: ClientId) -> bool:
         """Drop a client's updates and its place as a newcomer durably; return whether the journal had any."""
@@ -805,14 +803,18 @@ class Journal:
             left = [one for one in newcomers if client not in (one, one[0] if isinstance(one, list) else one)]
         if not rows and left == newcomers:
             return False
+        self._forget(rows, state | {"newcomers": left} if len(store.registry) > len(rows) else {})
+        return True
+
+    def _forget(self, rows: Sequence[ClientId], state: Any) -> None:
+        """Drop updates durably; ``state`` is that of the journal without them."""
         try:
             for row in rows:
-                store.forget(row)
-            store.commit(store.round or 0, state=state | {"newcomers": left} if len(store.registry) else {})
+                self._store.forget(row)
+            self._store.commit(self._store.round or 0, state=state)
         except BaseException:
-            store.rollback()
+            self._store.rollback()
             raise
-        return True
 
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -201,14 +202,11 @@ class PartialSums:
 
     def __init__(self, settings: Settings, state: State, weighing: Weighing) -> None:
         self._settings, self._state, self._weighing = settings, state, weighing
-        self._made_under: str | None = None
 
-    @property
+    @cached_property
     def made_under(self) -> str:
         """The open round's ``fingerprint``."""
-        if self._made_under is None:
-            self._made_under = fingerprint(self._settings, self._state)
-        return self._made_under
+        return fingerprint(self._settings, self._state)
 
     def join(
         self,

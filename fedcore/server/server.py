@@ -372,9 +372,7 @@ class Server(Represented, Unpicklable):
         backend: Any
         if manifest is None:
             require_one_part(path, storage, compute)
-            backend, saved = saved_state(
-                path if isinstance(path, ClientStore) else absolute(path), given, storage, compute
-            )
+            backend, saved = saved_state(path, given, storage, compute)
         else:
             from fedcore.cluster import state as shards
 

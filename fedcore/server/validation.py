@@ -762,8 +762,7 @@ class UpdateReader:
 
     def last_start(self, client: ClientId, y: Any) -> int:
         """Return the round from which the client's last accepted update started; -1 if that is too long ago."""
-        start: int = self._state.snapshot.starts.get(client, -1)
-        return start
+        return int(self._state.snapshot.starts.get(client, -1))
 
     def own_start(self, client: ClientId, y: Any) -> int:
         """Return the round from whose model a client of a method with ``own_starts`` started."""
