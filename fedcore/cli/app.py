@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from fedcore.cli import data, doctor, listing, merge, plan, privacy, report, run, store, tune
+from fedcore.cli import data, doctor, listing, merge, plan, privacy, run, store
 from fedcore.cli.terminal import FAILED, INTERRUPTED, MISTAKE, Parser
 from fedcore.errors import FedcoreError, MissingDependencyError
 from fedcore.runtime import __version__, hide_warnings_of_others
@@ -17,7 +17,7 @@ def parser() -> Parser:
     top.epilog = "Start with: fedcore run quickstart"
     top.add_argument("--version", action="version", version=f"fedcore {__version__}")
     top.add_commands()
-    for module in (run, tune, report, listing, data, doctor, store, merge, privacy, plan):
+    for module in (run, listing, data, doctor, store, merge, privacy, plan):
         module.add_arguments(top)
     return top
 

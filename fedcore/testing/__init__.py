@@ -8,10 +8,9 @@ Derive a test class, and override one to three methods; pytest then runs the tes
 """
 
 from fedcore.testing.adapters import AdapterContract
-from fedcore.testing.algorithms import AlgorithmContract, check_algorithm, check_optimizer
+from fedcore.testing.algorithms import AlgorithmContract, RuleContract, check_algorithm, check_optimizer
 from fedcore.testing.contract import Contract, check
 from fedcore.testing.executors import ExecutorContract
-from fedcore.testing.rules import RuleContract
 from fedcore.testing.servers import ServerContract
 from fedcore.testing.stores import StoreContract
 

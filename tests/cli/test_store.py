@@ -296,11 +296,11 @@ def test_undo_without_a_transaction_changes_nothing(path, tmp_path, why):
                 server.compact()
         if why == "once":
             assert store("undo", folder).status == 0
-    before = store("info", folder).output.partition(" s ago")[2]
+    before = re.sub(r"\d+ s ago", "", store("info", folder).output)
     result = store("undo", folder)
     assert (result.status, result.output) == (2, "")
     assert f"{folder}: no transaction to roll back" in result.errors
-    assert store("info", folder).output.partition(" s ago")[2] == before
+    assert re.sub(r"\d+ s ago", "", store("info", folder).output) == before
 
 
 def test_undo_needs_the_only_writer(tmp_path):

@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from fedcore.arrays import core
 from tests.devices.memory import Memory, wait_for
 from tests.kernels.dlpack import Tensor as DLTensor
 
@@ -237,3 +238,9 @@ class TorchTensor(Tensor):
     _api = Exchange(1, 3, None, None, _managed_of, None, _tensor_of, _current_stream)
     _name = b"dlpack_exchange_api"  # a capsule keeps its address
     __dlpack_c_exchange_api__ = _capsule(ctypes.addressof(_api), _name, None)
+
+
+def held(values):
+    array = core.DeviceArray(values.size, values.dtype.name)
+    array.copy_from(values)
+    return array

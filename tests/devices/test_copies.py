@@ -8,6 +8,7 @@ import pytest
 from fedcore import errors, kernels
 from fedcore.arrays import core
 from tests.devices.memory import Memory, Stream, copy
+from tests.devices.tensors import held
 
 n = 5000
 
@@ -15,12 +16,6 @@ n = 5000
 @pytest.fixture(autouse=True)
 def driver(cuda_driver):
     return cuda_driver
-
-
-def held(values):
-    array = core.DeviceArray(values.size, values.dtype.name)
-    array.copy_from(values)
-    return array
 
 
 def zeros():

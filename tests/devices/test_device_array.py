@@ -5,7 +5,7 @@ import pytest
 
 from fedcore import errors
 from fedcore.arrays import core
-from tests.devices.tensors import PINNED, Tensor
+from tests.devices.tensors import PINNED, Tensor, held
 
 DTYPES = ["float32", "float64", "float16", "uint8", "uint16", "uint64", "int8", "int64"]
 
@@ -13,12 +13,6 @@ DTYPES = ["float32", "float64", "float16", "uint8", "uint16", "uint64", "int8", 
 @pytest.fixture(autouse=True)
 def driver(cuda_driver):
     return cuda_driver
-
-
-def held(values):
-    array = core.DeviceArray(values.size, values.dtype.name)
-    array.copy_from(values)
-    return array
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -114,9 +114,8 @@ def test_no_sum_opens_whose_clients_got_different_rosters(lying, members, others
     session = Session(5, is_signed=True).until("shares")
     honest, group = session.server, {i: session.server._keys[i] for i in members}
     for i in others:  # another threshold, or no client 0
-        honest.messages[i] = wire.write(
-            wire.ROSTER, honest._session, group, wire.NUMBER.pack(5 if len(group) == 5 else 4)
-        )
+        threshold = wire.NUMBER.pack(5 if len(group) == 5 else 4)
+        honest.messages[i] = wire.write(wire.ROSTER, honest._session, group, threshold)
     if len(group) == 5:
         honest._threshold = 5  # enough shares for either threshold
     else:

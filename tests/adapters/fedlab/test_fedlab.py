@@ -14,14 +14,8 @@ from fedlab.utils import MessageCode
 
 from fedcore import errors
 from fedcore.adapters.fedlab import ServerHandler, ServerManager
+from tests.adapters.fedlab.processes import LR, net
 from tests.adapters.malformed import OBJECTS, PLAIN
-
-LR = 0.1
-
-
-def net():
-    torch.manual_seed(0)
-    return torch.nn.Linear(5, 3)
 
 
 def test_evaluate_is_the_callers_function_of_the_newest_model():
