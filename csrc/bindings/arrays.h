@@ -108,6 +108,10 @@ bool is_plain_vector(py::handle object, std::int64_t n);
 // array of a derived class may be masked.
 bool is_plain_array(py::handle object, const std::vector<py::ssize_t>& shape);
 
+// A vector over a tensor of n elements, an array of NumPy's own class or a tensor of torch's in CPU memory, of this shape
+// and dtype and in C order; null for any other object.
+py::object vector_over(py::object tensor, const std::vector<py::ssize_t>& shape, std::int64_t n, py::handle dtype);
+
 // Whether an array's chain of bases ends in a bytes object, so that its memory is immutable.
 bool is_immutable(py::handle array);
 

@@ -1037,7 +1037,9 @@ class Round(OpenRound):
         if not (self._settings.steps_by_mean and holds_all and self._count_plain() and state.may_step_at_once):
             return None
         self._read_plain()
-        if not len(batch := self._held[0]) or len(self._known) < self.attendance.policy.min_clients:
+        if list in map(type, (batch := self._held[0]).vectors):  # tensors are measured one by one
+            return None
+        if not len(batch) or len(self._known) < self.attendance.policy.min_clients:
             return None
         self._weigh(batch)
         if (step := state.step_by_mean(batch)) is not None:

@@ -742,7 +742,7 @@ class UpdateReader:
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
         numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
-        form = layout.n, numbers, state.buffers.ranges, layout.parts
+        form = layout.n, numbers, state.buffers.ranges, layout.parts if self._cuts or settings.copies_models else []
         copied = 4 * layout.n * (settings.copies_models and state.upload is None)
         return core.PlainUpdates(Update, state.registry.index, *form, copied, may_hold, state.update_buffers.owns)
 
@@ -783,13 +783,15 @@ class UpdateReader:
         return self._starts[round]
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
-        # A quantised row cannot be cut at every element, because several elements share a scale.
         settings = self._settings
-        is_cut = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
-        apart, room = is_cut and not settings.copies_models, None
-        if settings.copies_models:
-            room = self._state.update_buffers.get
+        room = self._state.update_buffers.get if settings.copies_models else None
+        apart = self._cuts and room is None
         return read_vector(update, settings.layout, apart=apart, device=settings.device, room=room)
+
+    @property
+    def _cuts(self) -> bool:
+        """Whether rows may be cut at every element; in quantised ones, several elements share a scale."""
+        return not self._settings.algorithm.keeps_rows or self._state.store.codec == "f32"
 
     def _read_counters(self, update: Update) -> Counters:
         return read_counters(update, self._settings.layout)
