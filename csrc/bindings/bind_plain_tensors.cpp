@@ -16,23 +16,6 @@ using py::detail::npy_api;
 
 using Read = py::typing::Optional<py::typing::List<py::array>>;
 
-using Shape = std::vector<py::ssize_t>;
-
-// The extents of a shape and the number of its elements; -1 for an object that is no tuple of plain ints, or for more
-// elements than memory can hold.
-std::pair<Shape, std::int64_t> extents_of(const py::handle& shape) {
-    std::pair<Shape, std::int64_t> found{{}, 1};
-    if (!PyTuple_Check(shape.ptr())) return {{}, -1};
-    for (const py::handle extent : py::reinterpret_borrow<py::tuple>(shape)) {
-        int overflow = 1;
-        const long long size =
-            PyLong_CheckExact(extent.ptr()) ? PyLong_AsLongLongAndOverflow(extent.ptr(), &overflow) : -1;
-        if (overflow != 0 || size < 0 || __builtin_mul_overflow(found.second, size, &found.second)) return {{}, -1};
-        found.first.push_back(size);
-    }
-    return found.second <= INT64_MAX / 4 ? found : std::pair<Shape, std::int64_t>{{}, -1};
-}
-
 // The arrays in the bytes of `.npy` files after known headers; None if a file is of another form.
 Read read_npy(const py::object& datas, const py::object& heads, const py::object& shapes) {
     const py::tuple data = items_of(datas, "datas");
@@ -92,7 +75,20 @@ bool is_immutable(py::handle array) {
     }
 }
 
-py::object vector_over(py::object tensor, const Shape& shape, std::int64_t n, py::handle dtype) {
+std::pair<Extents, std::int64_t> extents_of(const py::handle& shape) {
+    std::pair<Extents, std::int64_t> found{{}, 1};
+    if (!PyTuple_Check(shape.ptr())) return {{}, -1};
+    for (const py::handle extent : py::reinterpret_borrow<py::tuple>(shape)) {
+        int overflow = 1;
+        const long long size =
+            PyLong_CheckExact(extent.ptr()) ? PyLong_AsLongLongAndOverflow(extent.ptr(), &overflow) : -1;
+        if (overflow != 0 || size < 0 || __builtin_mul_overflow(found.second, size, &found.second)) return {{}, -1};
+        found.first.push_back(size);
+    }
+    return found.second <= INT64_MAX / 4 ? found : std::pair<Extents, std::int64_t>{{}, -1};
+}
+
+py::object vector_over(py::object tensor, const Extents& shape, std::int64_t n, py::handle dtype) {
     if (py::object view = py::isinstance<py::array>(tensor) ? py::object() : view_of_torch(tensor)) tensor = view;
     if (!py::isinstance<py::dtype>(dtype) || !is_plain_array(tensor, shape)) return {};
     const auto* const proxy = array_proxy(tensor.ptr());

@@ -176,19 +176,10 @@ class PlainUpdates {
         std::vector<Part> parts;
         std::int64_t stop = 0;
         for (const py::handle part : listed_) {
-            py::object name;
-            std::vector<py::ssize_t> shape;
-            try {
-                std::tie(name, shape) = part.cast<std::pair<py::object, std::vector<py::ssize_t>>>();
-            } catch (const py::cast_error&) {
-                raise("ArrayError", "parts: expected pairs of a name and a shape");
-            }
-            std::int64_t size = 1;
-            for (const py::ssize_t extent : shape)
-                if (extent < 0 || __builtin_mul_overflow(size, extent, &size)) size = n_ + 1;
-            if (size > n_ - stop) raise("ArrayError", "parts: expected tensors with n elements in all");
-            parts.push_back({name, shape, stop, size});
-            stop += size;
+            const py::tuple pair = items_of(part, "parts", 2);
+            const auto [shape, size] = extents_of(pair[1]);
+            parts.push_back({pair[0], shape, stop, size});
+            stop = size < 0 || size > n_ - stop ? n_ + 1 : stop + size;
         }
         if (stop != n_ && !parts.empty()) raise("ArrayError", "parts: expected tensors with n elements in all");
         parts_ = std::move(parts);
@@ -322,8 +313,11 @@ class PlainUpdates {
             float* const to = copy.mutable_data();
             if (vector)
                 std::memcpy(to, array_proxy(vector.ptr())->data, static_cast<std::size_t>(4 * n_));
-            else if ((bytes = copy_model(model, to)) < 0)
-                return -1;
+            else
+                bytes = for_parts(model, [to](const Part& part, py::object tensor) {
+                    return copy_tensor(std::move(tensor), part.shape, part.size, to + part.start);
+                });
+            if (bytes < 0) return -1;
             scratch_.resize(static_cast<std::size_t>(block_count(n_)));
             double square = 0;
             fedcore::squared_norms(&to, 1, n_, scratch_.data(), &square);
@@ -360,19 +354,12 @@ class PlainUpdates {
         });
     }
 
-    // Copies a vector of 16-bit floats, or the tensors of a model; returns their bytes, or -1 for an unusual model.
-    std::int64_t copy_model(PyObject* model, float* to) {
-        if (!PyDict_CheckExact(model) && !PyODict_CheckExact(model))
-            return copy_tensor(py::reinterpret_borrow<py::object>(model), {static_cast<py::ssize_t>(n_)}, n_, to);
-        return for_parts(model, [to](const Part& part, py::object tensor) {
-            return copy_tensor(std::move(tensor), part.shape, part.size, to + part.start);
-        });
-    }
-
-    // Reads the tensors of a model by a function that returns their bytes; returns all bytes, or -1 if one is unusual.
+    // Reads the tensors of a model, or its vector, by a function that returns their bytes; returns all bytes, or -1 if
+    // one is unusual.
     template <class ReadPart>
     std::int64_t for_parts(PyObject* model, const ReadPart& read) {
-        if (!PyDict_CheckExact(model) && !PyODict_CheckExact(model)) return -1;
+        if (!PyDict_CheckExact(model) && !PyODict_CheckExact(model))
+            return read(Part{{}, {n_}, 0, n_}, py::reinterpret_borrow<py::object>(model));
         if (parts_.empty()) read_parts();
         if (parts_.empty() || PyDict_Size(model) != static_cast<Py_ssize_t>(parts_.size())) return -1;
         std::int64_t bytes = 0;

@@ -243,14 +243,9 @@ class Layout(Represented):
         return hash((self.slices, self.outside))
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "n": self.n,
-            "n_parameters": self.n_parameters,
-            "tensors": len(self.slices),
-            "counters": len(self.counters),
-            "constants": len(self.constants),
-            "library": self.library,
-        }
+        kinds = {"tensors": self.slices, "counters": self.counters, "constants": self.constants}
+        counts = {kind: len(pieces) for kind, pieces in kinds.items()}
+        return {"n": self.n, "n_parameters": self.n_parameters, **counts, "library": self.library}
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for piece in (*self.slices, *self.outside):
@@ -430,16 +425,14 @@ class Layout(Represented):
         for piece in self.slices:
             if piece.name in vectors:
                 pieces.append(vectors[piece.name])
-                continue
-            if device != CPU and device_of(named[piece.name]) == device:
+            elif device != CPU and device_of(named[piece.name]) == device:
                 pieces.append(flatten_on_device(piece.name, named[piece.name]))
-                continue
-            if (narrow := as_narrow(named[piece.name])) is not None:
+            elif (narrow := as_narrow(named[piece.name])) is not None:
                 pieces.append(narrow)
-                continue
-            with np.errstate(over="ignore"):
-                tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)
-            pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
+            else:
+                with np.errstate(over="ignore"):
+                    tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)
+                pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
         return pieces
 
     def changes(

@@ -726,13 +726,12 @@ class Round(OpenRound):
             reason = self._write_to_journal(client, update, batch) or self._settle_examples(batch)
         if batch is None or reason is not None:
             self._rejected.append((client, str(reason)))
-        else:
-            if update.update_id is not None:
-                self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
-            self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
-        self._keep_in_journal(self._known)
-        if batch is None or reason is not None:
+            self._keep_in_journal(self._known)
             return [Reply("rejected", str(reason))]
+        if update.update_id is not None:
+            self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
+        self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
+        self._keep_in_journal(self._known)
         return self._replies(self._keys_of(batch), [client], before)
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
@@ -1037,9 +1036,8 @@ class Round(OpenRound):
         if not (self._settings.steps_by_mean and holds_all and self._count_plain() and state.may_step_at_once):
             return None
         self._read_plain()
-        if list in map(type, (batch := self._held[0]).vectors):  # tensors are measured one by one
-            return None
-        if not len(batch) or len(self._known) < self.attendance.policy.min_clients:
+        vectors = (batch := self._held[0]).vectors  # tensors are measured one by one
+        if not len(batch) or list in map(type, vectors) or len(self._known) < self.attendance.policy.min_clients:
             return None
         self._weigh(batch)
         if (step := state.step_by_mean(batch)) is not None:

@@ -617,13 +617,8 @@ def batch_of(clients: list[ClientId], vectors: list[Any], **columns: Any) -> Upd
     """Return a batch with these columns; others may have their usual values."""
     k = len(clients)
     has_buffers, ones, zeros = usual(k)
-    others: dict[str, Any] = {
-        "has_buffers": has_buffers,
-        "controls": [None] * k,
-        "digests": [None] * k,
-        "orders": zeros,
-    }
-    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **(others | columns))
+    others: dict[str, Any] = {"has_buffers": has_buffers, "controls": [None] * k, "digests": [None] * k}
+    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **({"orders": zeros} | others | columns))
 
 
 class UpdateReader:
@@ -668,15 +663,11 @@ class UpdateReader:
             core.await_arrays([one for one in (*(y if isinstance(y, list) else [y]), control) if one is not None])
         fixed = fixed or self._state.update_buffers.owns(y)
         size, source = _size_of(update)
+        losses = _column(update.loss) if algorithm.needs_loss else None
         batch = batch_of(
             [client],
             [y],
-            claims=Claims(
-                _column(update.steps),
-                _column(size),
-                _column(update.count),
-                losses=_column(update.loss) if algorithm.needs_loss else None,
-            ),
+            claims=Claims(_column(update.steps), _column(size), _column(update.count), losses=losses),
             eta_steps=_column(distance),
             bases=[self._base_of(started) if kind == "model" else None],
             scales=_column(-distance * scale if kind == "gradient" else scale),

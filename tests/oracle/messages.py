@@ -165,7 +165,6 @@ class PlainUpdates:
             return None
         return vector, None if source is None else update.value, safe, sent
 
-
     def _named(self, update):
         model = update.value
         flat = _flat(model, self._parts, self._n) if model.__class__ in (dict, OrderedDict) else None
