@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/callers_device.h"
@@ -107,6 +108,15 @@ bool is_plain_vector(py::handle object, std::int64_t n);
 // Whether an object is an array of NumPy's own class, of this shape, aligned, in C order and in native byte order. An
 // array of a derived class may be masked.
 bool is_plain_array(py::handle object, const std::vector<py::ssize_t>& shape);
+
+// The extents of a shape and the number of its elements; -1 for an object that is no tuple of plain ints, or for more
+// elements than memory can hold.
+using Extents = std::vector<py::ssize_t>;
+std::pair<Extents, std::int64_t> extents_of(const py::handle& shape);
+
+// A vector over a tensor of n elements, an array of NumPy's own class or a tensor of torch's in CPU memory, of this
+// shape and dtype and in C order; null for any other object.
+py::object vector_over(py::object tensor, const Extents& shape, std::int64_t n, py::handle dtype);
 
 // Whether an array's chain of bases ends in a bytes object, so that its memory is immutable.
 bool is_immutable(py::handle array);

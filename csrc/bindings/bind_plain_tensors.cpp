@@ -16,23 +16,6 @@ using py::detail::npy_api;
 
 using Read = py::typing::Optional<py::typing::List<py::array>>;
 
-using Shape = std::vector<py::ssize_t>;
-
-// The extents of a shape and the number of its elements; -1 for an object that is no tuple of plain ints, or for more
-// elements than memory can hold.
-std::pair<Shape, std::int64_t> extents_of(const py::handle& shape) {
-    std::pair<Shape, std::int64_t> found{{}, 1};
-    if (!PyTuple_Check(shape.ptr())) return {{}, -1};
-    for (const py::handle extent : py::reinterpret_borrow<py::tuple>(shape)) {
-        int overflow = 1;
-        const long long size =
-            PyLong_CheckExact(extent.ptr()) ? PyLong_AsLongLongAndOverflow(extent.ptr(), &overflow) : -1;
-        if (overflow != 0 || size < 0 || __builtin_mul_overflow(found.second, size, &found.second)) return {{}, -1};
-        found.first.push_back(size);
-    }
-    return found.second <= INT64_MAX / 4 ? found : std::pair<Shape, std::int64_t>{{}, -1};
-}
-
 // The arrays in the bytes of `.npy` files after known headers; None if a file is of another form.
 Read read_npy(const py::object& datas, const py::object& heads, const py::object& shapes) {
     const py::tuple data = items_of(datas, "datas");
@@ -55,24 +38,17 @@ Read read_npy(const py::object& datas, const py::object& heads, const py::object
     return arrays;
 }
 
-// Vectors over tensors, if each is an array of NumPy's own class, or a tensor of torch's in CPU memory, of that shape
-// and dtype and in C order; else None.
+// The vectors of `vector_over` for several tensors; None if one is unusual.
 Read read_plain_tensors(const py::object& tensors, const py::object& shapes, const py::object& dtypes) {
     const py::tuple listed = items_of(tensors, "tensors");
     const auto k = static_cast<py::ssize_t>(listed.size());
     const py::tuple shape = items_of(shapes, "shapes", k), dtype = items_of(dtypes, "dtypes", k);
     py::list vectors(k);
     for (py::ssize_t i = 0; i < k; ++i) {
-        py::object array = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(listed.ptr(), i));
-        const auto due = py::reinterpret_borrow<py::dtype>(PyTuple_GET_ITEM(dtype.ptr(), i));
         const auto [extents, n] = extents_of(PyTuple_GET_ITEM(shape.ptr(), i));
-        if (py::object view = py::isinstance<py::array>(array) ? py::object() : view_of_torch(array)) array = view;
-        if (n < 0 || !py::isinstance<py::dtype>(due) || !is_plain_array(array, extents)) return py::none();
-        const auto* const proxy = array_proxy(array.ptr());
-        if (proxy->descr != due.ptr() && !npy_api::get().PyArray_EquivTypes_(proxy->descr, due.ptr()))
-            return py::none();
-        if (proxy->nd != 1) array = py::array(due, {n}, {}, proxy->data, array);  // as writable as the tensor
-        vectors[i] = array;
+        const py::object one = n < 0 ? py::object() : vector_over(listed[i], extents, n, dtype[i]);
+        if (!one) return py::none();
+        vectors[i] = one;
     }
     return vectors;
 }
@@ -97,6 +73,28 @@ bool is_immutable(py::handle array) {
             return PyBytes_Check(base.ptr());
         }
     }
+}
+
+std::pair<Extents, std::int64_t> extents_of(const py::handle& shape) {
+    std::pair<Extents, std::int64_t> found{{}, 1};
+    if (!PyTuple_Check(shape.ptr())) return {{}, -1};
+    for (const py::handle extent : py::reinterpret_borrow<py::tuple>(shape)) {
+        int overflow = 1;
+        const long long size =
+            PyLong_CheckExact(extent.ptr()) ? PyLong_AsLongLongAndOverflow(extent.ptr(), &overflow) : -1;
+        if (overflow != 0 || size < 0 || __builtin_mul_overflow(found.second, size, &found.second)) return {{}, -1};
+        found.first.push_back(size);
+    }
+    return found.second <= INT64_MAX / 4 ? found : std::pair<Extents, std::int64_t>{{}, -1};
+}
+
+py::object vector_over(py::object tensor, const Extents& shape, std::int64_t n, py::handle dtype) {
+    if (py::object view = py::isinstance<py::array>(tensor) ? py::object() : view_of_torch(tensor)) tensor = view;
+    if (!py::isinstance<py::dtype>(dtype) || !is_plain_array(tensor, shape)) return {};
+    const auto* const proxy = array_proxy(tensor.ptr());
+    if (proxy->descr != dtype.ptr() && !npy_api::get().PyArray_EquivTypes_(proxy->descr, dtype.ptr())) return {};
+    if (proxy->nd == 1) return tensor;
+    return py::array(py::reinterpret_borrow<py::dtype>(dtype), {n}, {}, proxy->data, tensor);  // as writable
 }
 
 void bind_plain_tensors(py::module_& module) {

@@ -146,7 +146,8 @@ std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shap
 //
 // A model may wait for the fold if the caller leaves it unchanged: in every case (`may_hold`), by `keep`, because it is
 // immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too. With that
-// limit, a model may also be a vector of 16-bit floats, or a dict of tensors with the names and shapes of `parts`.
+// limit, a model may also be a vector of 16-bit floats. A model may be a dict of tensors with the names and shapes of
+// `parts`: of 16-bit floats too if it is copied, else it is read as a list of vectors.
 class PlainUpdates {
   public:
     PlainUpdates(py::object type, py::object index, std::int64_t n, const Limits& limits, Ranges nonnegative,
@@ -175,19 +176,10 @@ class PlainUpdates {
         std::vector<Part> parts;
         std::int64_t stop = 0;
         for (const py::handle part : listed_) {
-            py::object name;
-            std::vector<py::ssize_t> shape;
-            try {
-                std::tie(name, shape) = part.cast<std::pair<py::object, std::vector<py::ssize_t>>>();
-            } catch (const py::cast_error&) {
-                raise("ArrayError", "parts: expected pairs of a name and a shape");
-            }
-            std::int64_t size = 1;
-            for (const py::ssize_t extent : shape)
-                if (extent < 0 || __builtin_mul_overflow(size, extent, &size)) size = n_ + 1;
-            if (size > n_ - stop) raise("ArrayError", "parts: expected tensors with n elements in all");
-            parts.push_back({name, shape, stop, size});
-            stop += size;
+            const py::tuple pair = items_of(part, "parts", 2);
+            const auto [shape, size] = extents_of(pair[1]);
+            parts.push_back({pair[0], shape, stop, size});
+            stop = size < 0 || size > n_ - stop ? n_ + 1 : stop + size;
         }
         if (stop != n_ && !parts.empty()) raise("ArrayError", "parts: expected tensors with n elements in all");
         parts_ = std::move(parts);
@@ -321,8 +313,11 @@ class PlainUpdates {
             float* const to = copy.mutable_data();
             if (vector)
                 std::memcpy(to, array_proxy(vector.ptr())->data, static_cast<std::size_t>(4 * n_));
-            else if ((bytes = copy_parts(model, to)) < 0)
-                return -1;
+            else
+                bytes = for_parts(model, [to](const Part& part, py::object tensor) {
+                    return copy_tensor(std::move(tensor), part.shape, part.size, to + part.start);
+                });
+            if (bytes < 0) return -1;
             scratch_.resize(static_cast<std::size_t>(block_count(n_)));
             double square = 0;
             fedcore::squared_norms(&to, 1, n_, scratch_.data(), &square);
@@ -333,19 +328,38 @@ class PlainUpdates {
             out.source = py::reinterpret_borrow<py::object>(model);
             out.vector = std::move(vector);
         } else {
-            return -1;
+            py::list vectors;
+            bool stays = true;
+            bytes = for_parts(model, [&](const Part& part, py::object tensor) -> std::int64_t {
+                const py::object one = vector_over(std::move(tensor), part.shape, part.size, py::dtype::of<float>());
+                if (!one || has_negative(one, part.start, part.size)) return -1;
+                stays = stays && (may_hold_ || keep || is_immutable(one));
+                vectors.append(one);
+                return 4 * part.size;
+            });
+            waits = waits && stays;
+            out.vector = std::move(vectors);
+            return bytes;
         }
         out.data = array_proxy(out.vector.ptr())->data;
-        const auto* const data = static_cast<const float*>(out.data);
-        for (const auto& [start, stop] : nonnegative_)
-            if (std::any_of(data + start, data + stop, is_negative)) return -1;
-        return bytes;
+        return has_negative(out.vector, 0, n_) ? -1 : bytes;
     }
 
-    // Copies a vector of 16-bit floats, or the tensors of a model; returns their bytes, or -1 for an unusual model.
-    std::int64_t copy_parts(PyObject* model, float* to) {
+    // Whether the elements of a model from `start` on, which are those of an array, are negative where none may be.
+    bool has_negative(const py::object& array, std::int64_t start, std::int64_t size) const {
+        const auto* const data = static_cast<const float*>(static_cast<void*>(array_proxy(array.ptr())->data));
+        return std::any_of(nonnegative_.begin(), nonnegative_.end(), [&](const auto& range) {
+            const std::int64_t first = std::clamp<std::int64_t>(range.first - start, 0, size);
+            return std::any_of(data + first, data + std::clamp(range.second - start, first, size), is_negative);
+        });
+    }
+
+    // Reads the tensors of a model, or its vector, by a function that returns their bytes; returns all bytes, or -1 if
+    // one is unusual.
+    template <class ReadPart>
+    std::int64_t for_parts(PyObject* model, const ReadPart& read) {
         if (!PyDict_CheckExact(model) && !PyODict_CheckExact(model))
-            return copy_tensor(py::reinterpret_borrow<py::object>(model), {static_cast<py::ssize_t>(n_)}, n_, to);
+            return read(Part{{}, {n_}, 0, n_}, py::reinterpret_borrow<py::object>(model));
         if (parts_.empty()) read_parts();
         if (parts_.empty() || PyDict_Size(model) != static_cast<Py_ssize_t>(parts_.size())) return -1;
         std::int64_t bytes = 0;
@@ -356,8 +370,7 @@ class PlainUpdates {
                 PyErr_Clear();
                 return -1;
             }
-            const std::int64_t sent =
-                copy_tensor(py::reinterpret_borrow<py::object>(tensor), part.shape, part.size, to + part.start);
+            const std::int64_t sent = read(part, py::reinterpret_borrow<py::object>(tensor));
             if (sent < 0) return -1;
             bytes += sent;
         }

@@ -199,18 +199,24 @@ std::string reason(py::error_already_set& error) {
     return message;
 }
 
-// Whether an object reports a CUDA device. Called before the export, which needs a stream for such a device, and may
-// start to wait.
+// The answer of `read`, which asks an exporter, or `otherwise` if it raises an Exception or answers no number.
+template <class Answer, class Read>
+Answer unless_it_raises(Answer otherwise, const Read& read) {
+    try {
+        return read();
+    } catch (const py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+    } catch (const py::builtin_exception&) {
+    }
+    return otherwise;
+}
+
+// Whether an object reports a CUDA device. Called before the export, which needs a stream for such a device, may
+// start to wait, and reports errors.
 bool says_cuda(py::handle object) {
     const py::object asked = py::getattr(object, "__dlpack_device__", py::none());
     if (asked.is_none()) return false;
-    py::object reply;
-    try {
-        reply = asked();
-    } catch (py::error_already_set& error) {
-        if (!error.matches(PyExc_Exception)) throw;
-        return false;  // the export reports the error
-    }
+    const auto reply = unless_it_raises(py::object(py::none()), [&] { return py::object(asked()); });
     return py::isinstance<py::tuple>(reply) && py::len(reply) == 2 &&
            is_cuda(py::int_(py::reinterpret_borrow<py::tuple>(reply)[0]).cast<std::int32_t>());
 }
@@ -290,17 +296,12 @@ bool has_memory(py::handle tensor, const void* first, std::int64_t bytes) {
     static PyObject *const untyped_storage = PyUnicode_InternFromString("untyped_storage"),
                            *const data_ptr = PyUnicode_InternFromString("data_ptr"),
                            *const nbytes = PyUnicode_InternFromString("nbytes");
-    try {
+    return unless_it_raises(false, [&] {
         const py::object storage = call(tensor, untyped_storage);
         const std::uint64_t start = number(call(storage, data_ptr)), size = number(call(storage, nbytes));
         const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(first) - start;
         return start != 0 && offset <= size && static_cast<std::uint64_t>(bytes) <= size - offset;
-    } catch (const py::error_already_set& error) {
-        if (!error.matches(PyExc_Exception)) throw;
-        return false;
-    } catch (const py::builtin_exception&) {  // an answer is no number
-        return false;
-    }
+    });
 }
 
 namespace {
@@ -338,25 +339,17 @@ py::object numpy_of_torch(py::handle tensor, bool bits, bool kept) {
 
 }  // namespace
 
-py::object view_of_torch(py::handle tensor, bool kept) {
-    try {
-        return is_of_torch(tensor) ? numpy_of_torch(tensor, false, kept) : py::object();
-    } catch (const py::error_already_set& error) {  // for example a tensor on a device
-        if (!error.matches(PyExc_Exception)) throw;
-        return {};
-    }
+py::object view_of_torch(py::handle tensor, bool kept) {  // null, for example, for a tensor on a device
+    return unless_it_raises(py::object(),
+                            [&] { return is_of_torch(tensor) ? numpy_of_torch(tensor, false, kept) : py::object(); });
 }
 
-py::object bits_of_torch(py::handle tensor) {
+py::object bits_of_torch(py::handle tensor) {  // null, for example, for a tensor whose last axis is strided
     static PyObject* const dtype = PyUnicode_InternFromString("dtype");
-    try {
-        if (!is_of_torch(tensor)) return {};
-        const py::object brain = of_torch("bfloat16");
+    return unless_it_raises(py::object(), [&] {
+        const py::object brain = is_of_torch(tensor) ? of_torch("bfloat16") : py::object();
         return brain && py::object(tensor.attr(dtype)).is(brain) ? numpy_of_torch(tensor, true, false) : py::object();
-    } catch (const py::error_already_set& error) {  // for example a tensor whose last axis is strided
-        if (!error.matches(PyExc_Exception)) throw;
-        return {};
-    }
+    });
 }
 
 bool has_memory(py::handle tensor) {
@@ -364,7 +357,7 @@ bool has_memory(py::handle tensor) {
                            *const stride = PyUnicode_InternFromString("stride"),
                            *const element_size = PyUnicode_InternFromString("element_size"),
                            *const data_ptr = PyUnicode_InternFromString("data_ptr");
-    try {
+    return unless_it_raises(false, [&] {
         const py::tuple shape = py::getattr(tensor, sizes), strides = call(tensor, stride);
         std::uint64_t elements = 1;
         for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -375,12 +368,7 @@ bool has_memory(py::handle tensor) {
         const std::uint64_t bytes = elements * number(call(tensor, element_size));
         const auto* first = reinterpret_cast<const void*>(number(call(tensor, data_ptr)));
         return has_memory(tensor, first, static_cast<std::int64_t>(bytes));
-    } catch (const py::error_already_set& error) {
-        if (!error.matches(PyExc_Exception)) throw;
-        return false;
-    } catch (const py::builtin_exception&) {  // an answer is no number
-        return false;
-    }
+    });
 }
 
 std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape) {

@@ -62,10 +62,9 @@ class SliceReader(UpdateReader):
 
     def bytes_of(self, update: Update, batch: UpdateBatch | None) -> int:
         """See ``UpdateReader``; rejected slices count as float32."""
-        if not isinstance(update.value, Slices):
-            return super().bytes_of(update, batch)
         n = self._settings.layout.n_parameters if update.kind == "gradient" else self._settings.layout.n
-        return 4 * n if batch is None else batch.bytes
+        sent = 4 * n if batch is None else batch.bytes
+        return sent if isinstance(update.value, Slices) else super().bytes_of(update, batch)
 
     def whole(self, vector: SlicedVector | None) -> Any:
         """See ``UpdateReader``."""

@@ -178,9 +178,8 @@ class Layout(Represented):
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
         self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
         own = [None if piece.dtype in NARROW else np.dtype(piece.dtype) for piece in self.outside]
-        dtypes = own, [np.dtype(np.float32)] * len(self.slices)  # of plain tensors outside the vector, and in it
-        shapes = ([piece.shape for piece in pieces] for pieces in (self.outside, self.slices))
-        self._forms = [*zip(shapes, dtypes, strict=True)]
+        floats = [np.dtype(np.float32)] * len(self.slices)
+        self._forms = ([one.shape for one in self.outside], own), ([one.shape for one in self.slices], floats)
         self.parts = [(piece.name, piece.shape) for piece in self.slices]
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
@@ -244,14 +243,8 @@ class Layout(Represented):
         return hash((self.slices, self.outside))
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "n": self.n,
-            "n_parameters": self.n_parameters,
-            "tensors": len(self.slices),
-            "counters": len(self.counters),
-            "constants": len(self.constants),
-            "library": self.library,
-        }
+        counts = {"tensors": len(self.slices), "counters": len(self.counters), "constants": len(self.constants)}
+        return {"n": self.n, "n_parameters": self.n_parameters, **counts, "library": self.library}
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for piece in (*self.slices, *self.outside):
@@ -431,16 +424,14 @@ class Layout(Represented):
         for piece in self.slices:
             if piece.name in vectors:
                 pieces.append(vectors[piece.name])
-                continue
-            if device != CPU and device_of(named[piece.name]) == device:
+            elif device != CPU and device_of(named[piece.name]) == device:
                 pieces.append(flatten_on_device(piece.name, named[piece.name]))
-                continue
-            if (narrow := as_narrow(named[piece.name])) is not None:
+            elif (narrow := as_narrow(named[piece.name])) is not None:
                 pieces.append(narrow)
-                continue
-            with np.errstate(over="ignore"):
-                tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)
-            pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
+            else:
+                with np.errstate(over="ignore"):
+                    tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)
+                pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
         return pieces
 
     def changes(
@@ -499,11 +490,13 @@ class Layout(Represented):
             plain = [_array(piece, to_host(named[piece.name])) for piece in self.outside]
         return {piece.name: one.copy().reshape(piece.shape) for piece, one in zip(self.outside, plain, strict=True)}
 
-    def _plain(self, x: Any, pieces: Sequence[Slice]) -> Any:
+    def _plain(self, x: Any, pieces: Sequence[Slice]) -> list[Any] | None:
         """Return vectors over some tensors of a model, or None unless they are plain ones of a mapping of all names."""
         if not (isinstance(x, Mapping) and x.keys() == self._all.keys()):
             return None
-        return core.read_plain_tensors([x[piece.name] for piece in pieces], *self._forms[pieces is self.slices])
+        listed, forms = [x[piece.name] for piece in pieces], self._forms[pieces is self.slices]
+        plain: list[Any] | None = core.read_plain_tensors(listed, *forms)
+        return plain
 
     def tensors(
         self,

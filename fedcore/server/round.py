@@ -710,13 +710,12 @@ class Round(OpenRound):
         self._bytes += self._reader.bytes_of(update, batch)
         if batch is None or reason is not None:
             self._rejected.append((client, str(reason)))
-        else:
-            if update.update_id is not None:
-                self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
-            self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
-        self._keep_in_journal(self._known)
-        if batch is None or reason is not None:
+            self._keep_in_journal(self._known)
             return [Reply("rejected", str(reason))]
+        if update.update_id is not None:
+            self._ids.note(digest_of_id(client, update.update_id), self._keys_of(batch, self._arrivals - 1)[0])
+        self._hold(batch, is_safe=self._may_hold or update.keep is True or fixed)
+        self._keep_in_journal(self._known)
         return self._replies(self._keys_of(batch), [client], before)
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
@@ -1016,7 +1015,8 @@ class Round(OpenRound):
         if state.upload is not None or state.newcomers.population is not None:
             return None
         self._read_plain()
-        if not len(batch := self._held[0]) or len(self._known) < self.attendance.policy.min_clients:
+        vectors = (batch := self._held[0]).vectors  # tensors are measured one by one
+        if not len(batch) or list in map(type, vectors) or len(self._known) < self.attendance.policy.min_clients:
             return None
         self._weigh(batch)
         if (step := state.step_by_mean(batch)) is not None:

@@ -620,13 +620,8 @@ def batch_of(clients: list[ClientId], vectors: list[Any], **columns: Any) -> Upd
     """Return a batch with these columns; others may have their usual values."""
     k = len(clients)
     has_buffers, ones, zeros = usual(k)
-    others: dict[str, Any] = {
-        "has_buffers": has_buffers,
-        "controls": [None] * k,
-        "digests": [None] * k,
-        "orders": zeros,
-    }
-    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **(others | columns))
+    others: dict[str, Any] = {"has_buffers": has_buffers, "controls": [None] * k, "digests": [None] * k}
+    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **({"orders": zeros} | others | columns))
 
 
 class UpdateReader:
@@ -678,15 +673,11 @@ class UpdateReader:
             core.await_arrays([one for one in (*(y if isinstance(y, list) else [y]), control) if one is not None])
         fixed = fixed or self._state.update_buffers.owns(y)
         size, source = _size_of(update)
+        losses = _column(update.loss) if algorithm.needs_loss else None
         batch = batch_of(
             [client],
             [y],
-            claims=Claims(
-                _column(update.steps),
-                _column(size),
-                _column(update.count),
-                losses=_column(update.loss) if algorithm.needs_loss else None,
-            ),
+            claims=Claims(_column(update.steps), _column(size), _column(update.count), losses=losses),
             eta_steps=_column(distance),
             bases=[self._base_of(started) if kind == "model" else None],
             scales=_column(-distance * scale if kind == "gradient" else scale),
@@ -752,7 +743,7 @@ class UpdateReader:
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
         numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
-        form = layout.n, numbers, state.buffers.ranges, layout.parts
+        form = layout.n, numbers, state.buffers.ranges, layout.parts if self._cuts or settings.copies_models else []
         copied = 4 * layout.n * (settings.copies_models and state.upload is None)
         return core.PlainUpdates(Update, state.registry.index, *form, copied, may_hold, state.update_buffers.owns)
 
@@ -792,13 +783,15 @@ class UpdateReader:
         return self._starts[round]
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
-        # A quantised row cannot be cut at every element, because several elements share a scale.
         settings = self._settings
-        is_cut = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
-        apart, room = is_cut and not settings.copies_models, None
-        if settings.copies_models:
-            room = self._state.update_buffers.get
+        room = self._state.update_buffers.get if settings.copies_models else None
+        apart = self._cuts and room is None
         return read_vector(update, settings.layout, apart=apart, device=settings.device, room=room)
+
+    @property
+    def _cuts(self) -> bool:
+        """Whether rows may be cut at every element; in quantised ones, several elements share a scale."""
+        return not self._settings.algorithm.keeps_rows or self._state.store.codec == "f32"
 
     def _read_control(self, control: Any) -> Any:
         if self._settings.algorithm.second_vector is None:

@@ -149,6 +149,7 @@ FORMS = {
     "odd bytes": lambda y: np.frombuffer(b"0" + y.tobytes(), np.float32, offset=1),
     "bytes": lambda y: np.frombuffer(y.tobytes(), np.float32),
     "named": lambda y: {"a": y[:2], "b": y[2:].reshape(1, 1)},
+    "named bytes": lambda y: {"a": FORMS["bytes"](y[:2]), "b": FORMS["bytes"](y[2:]).reshape(1, 1)},
     "ordered": lambda y: OrderedDict(b=np.float16(y[2:].reshape(1, 1)), a=y[:2]),
     "other names": lambda y: {"a": y[:2], "c": y[2:].reshape(1, 1)},
     "other shape": lambda y: {"a": y[:2], "b": y[2:]},
@@ -200,4 +201,4 @@ def test_it_reads_and_holds_like_the_oracle(batches, examples, options):
     assert len(native) == len(expected)
     if len(native):
         for found, due in zip(native.take(), expected.take(), strict=True):
-            np.testing.assert_array_equal(found, due)
+            np.testing.assert_equal(found, due)

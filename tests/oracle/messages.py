@@ -75,8 +75,8 @@ class PlainUpdates:
     An update has the usual form if:
 
     * It is an instance of ``type`` itself.
-    * Its value is a model, a float32 vector of n elements of NumPy or torch. If 4 n is at most ``copied``, it may be a
-      vector of 16-bit floats, or a dict of tensors with the names and shapes of ``parts``.
+    * Its value is a model: a float32 vector of n elements of NumPy or torch, or a dict of tensors with the names and
+      shapes of ``parts``, which are float32. If 4 n is at most ``copied``, both may be of 16-bit floats.
     * The elements of the ``nonnegative`` ranges are not negative.
     * Its round is within oldest..newest, or None for ``absent``, unless that is -2.
     * Its client is registered, was drawn once and, unless ``repeats``, sent one update.
@@ -152,6 +152,8 @@ class PlainUpdates:
             self._may_hold or update.keep is True or are_immutable([vector]) or self._owns(vector)
         )
         sent = 4 * self._n
+        if vector is None and 4 * self._n > self._copied:
+            return self._named(update)
         if not safe and 4 * self._n <= self._copied:
             flat = _flat(update.value, self._parts, self._n) if vector is None else (vector.copy(), sent)
             if flat is None:
@@ -162,6 +164,16 @@ class PlainUpdates:
         if vector is None or any((vector[slice(*ends)] < 0).any() for ends in self._nonnegative):
             return None
         return vector, None if source is None else update.value, safe, sent
+
+    def _named(self, update):
+        model = update.value
+        flat = _flat(model, self._parts, self._n) if model.__class__ in (dict, OrderedDict) else None
+        if flat is None or any((flat[0][slice(*ends)] < 0).any() for ends in self._nonnegative):
+            return None
+        if any("float32" not in str(model[name].dtype) for name, _ in self._parts):
+            return None
+        vectors = [_numpy(model[name]).reshape(-1) for name, _ in self._parts]
+        return vectors, None, self._may_hold or update.keep is True or are_immutable(vectors), 4 * self._n
 
 
 def _flat(model: Any, parts: Any, n: int) -> tuple[F32, int] | None:
