@@ -18,7 +18,7 @@ from fedcore.errors import ClusterError
 from tests.cluster.pairs import both, made, n, one_round, same
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
-GUARD = 15.0
+GUARD = 60.0
 """Seconds until a shard that hangs goes on, so that a test fails and does not hang too."""
 
 pytestmark = pytest.mark.usefixtures("interruptible")
