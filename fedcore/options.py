@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from functools import cached_property, partial
 from inspect import Parameter, isclass, isroutine, signature
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -40,6 +40,8 @@ ROUNDING = 1e-9
 """A number of clients is rounded up, unless it is at most this much above an integer: 1.1 x 10 is 11."""
 LARGEST = float(np.finfo(np.float32).max)
 RATES = ("lr", "server_lr")
+
+T = TypeVar("T")
 
 Callback = Callable[[Any], object]
 """A function that gets the ``Report`` of each round."""
@@ -338,20 +340,18 @@ class RoundPolicy(Options):
         return math.ceil(k * self.over_selection - ROUNDING)
 
 
-def as_policy(policy: Any) -> RoundPolicy:
-    """Return the policy that the argument, a ``RoundPolicy`` or a mapping of its fields, describes."""
-    if isinstance(policy, Mapping):
-        return from_mapping(RoundPolicy, policy, "policy")  # type: ignore[no-any-return]
-    if not isinstance(policy, RoundPolicy):
-        raise RangeError(f"policy={policy!r}: must be a fedcore.RoundPolicy")
-    return policy
+def as_option(kind: type[T], name: str, value: Any) -> T:
+    """Return the option that ``value``, a ``kind`` or a mapping of its fields, describes."""
+    if isinstance(value, Mapping):
+        return from_mapping(kind, value, name)  # type: ignore[no-any-return]
+    if not isinstance(value, kind):
+        raise RangeError(f"{name}={value!r}: must be a fedcore.{kind.__name__}")
+    return value
 
 
-def as_limits(limits: Any) -> Limits:
-    """Return ``limits``; raise RangeError if they are not a ``Limits``."""
-    if not isinstance(limits, Limits):
-        raise RangeError(f"limits={limits!r}: must be a fedcore.Limits; pass names of chains as aggregation=")
-    return limits
+as_policy = partial(as_option, RoundPolicy, "policy")
+as_limits = partial(as_option, Limits, "limits")
+as_compute = partial(as_option, Compute, "compute")
 
 
 class Changes(TypedDict, total=False):

@@ -29,6 +29,7 @@ from fedcore.options import (
     ServerOptions,
     Settings,
     Storage,
+    as_compute,
     checked_objects,
 )
 from fedcore.profiling import span
@@ -153,6 +154,7 @@ class Server(Represented, Unpicklable):
             raise ShapeError("model: it has no parameters")
         if bare := [name for name, own in layout.of_groups.items() if not own.n_parameters]:
             raise ShapeError(f"partial[{bare[0]!r}]: its tensors have no parameters; add some to the group")
+        compute = as_compute(compute)
         options = ServerOptions(lr, server_lr, optimizer, aggregation, limits, place, compute, policy)
         settings = Settings.of(method, layout, options)
         parts: tuple[Any, ...] = place, compute, *(["ClientStore"] if given is not None else [])
@@ -365,7 +367,7 @@ class Server(Represented, Unpicklable):
         require_objects(arguments)
         given, server = checked_objects(arguments), cls.__new__(cls)
         layout = None if model is None else Layout.of(model)
-        compute, folder = compute or Compute(), None if isinstance(path, ClientStore) else absolute(path)
+        compute, folder = as_compute(compute or Compute()), None if isinstance(path, ClientStore) else absolute(path)
         manifest = None if folder is None else manifest_in(folder)
         home = path.path if isinstance(path, ClientStore) else folder if manifest is None else manifest.parent
         storage = Storage.of(storage).at(home)

@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_024,
     "csrc": 11_731,
-    "tests": 64_992,
+    "tests": 64_993,
     "fedcore": 2_812,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_282,
@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_257,
     "fedcore/kernels": 505,
     "fedcore/model": 2_508,
-    "fedcore/server": 7_251,
+    "fedcore/server": 7_253,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,
