@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_024,
     "csrc": 11_731,
-    "tests": 64_993,
+    "tests": 65_020,
     "fedcore": 2_812,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_282,

@@ -78,6 +78,18 @@ def test_a_later_rate_and_method_run_beside_the_complete_ones(tmp_path, monkeypa
     assert len(before) == 1 < len(after) == 4
     assert all(after[file] == text for file, text in before.items())
     assert "MimiC" in output[output.index("algorithms = [") :]
+    output = tune("--seeds", 1, "--only", "MimiC (lr=0.4)", rates="0.1,0.4")
+    assert (
+        "over rate.lr=0.1, 0.2 (FedAvg), rate.lr=0.1, 0.2, 0.4 (MimiC), for 1 rounds, on seed 5 and on 10 %" in output
+    )
+
+
+def test_options_of_the_grid_are_no_fixed_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(FILE)
+    few = "--seeds", 1, "--set", "algorithms=['FedAvgM']", "--set", "grid={'algorithms.beta'=[0.5, 0.8]}"
+    output = output_of("tune", "mine.toml", *few, "--set", "local.batch=7", "--workers", 0, "--out", "tuned")
+    assert "over beta=0.5, 0.8, for 1 rounds (with local.batch 16 -> 7), on seed 5" in output
 
 
 def test_wrong_options_are_rejected(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from fedcore.runtime import Closing, __version__
 from fedcore.server import Server
 from fedcore.sim.engines import AtWork, Engine, KeepingClients, Nodes
 from fedcore.sim.experiment.changes import NO_RESULT, SIZES, number_of
-from fedcore.sim.experiment.schema import WINDOW, Evaluate, Line, Trial, error_of
+from fedcore.sim.experiment.schema import WINDOW, Line, Trial, error_of
 from fedcore.store import Carried, carried, put, remove
 from fedcore.validation import absolute, shallow, shorten
 
@@ -174,8 +174,8 @@ class Writer(Closing):
     Args:
         path: the file; it must not exist unless ``before`` is given.
         before: the rounds after which the trial resumes; a new file starts with them.
-        until: the number of rounds in the old file. Once the new file has this number, it replaces the old one
-            atomically.
+        until: the number of rounds in the old file. Once the new file has this number, or its trial stops early, it
+            replaces the old one atomically.
     """
 
     def __init__(
@@ -196,6 +196,7 @@ class Writer(Closing):
             self._write(record)
         else:
             self._buffer.append(record)
+            self._until = 0 if record.stopped else self._until
             self._replace_when_complete()
 
     def sync(self) -> None:
@@ -485,7 +486,7 @@ class FolderJournal(Journal):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._models = inside(folder, folder / MODELS / self._path.stem)
         self._checkpoint = inside(folder, folder / CHECKPOINTS / self._path.stem)
-        before = rounds_before(self._path, self._header, trial.experiment.evaluate)
+        before = rounds_before(trial, folder)
         super().__init__(before or [], None if before is None else self._checkpoint, seconds)
         self._writer: Writer | None = None
         if before is None:
@@ -605,17 +606,13 @@ def header_of(trial: Trial) -> Header:
     return Header(own.name, own.title, label, trial.order, trial.seed, own.rounds, __version__)
 
 
-def lengthen(trial: Trial, folder: Path) -> None:
-    """Rewrite the header of a trial's record if the trial was begun with fewer rounds."""
-    rounds_before(record_of(trial, folder), header_of(trial), trial.experiment.evaluate)
-
-
-def rounds_before(path: Path, header: Header, evaluate: Evaluate) -> list[RoundRecord] | None:
+def rounds_before(trial: Trial, folder: Path) -> list[RoundRecord] | None:
     """Return the recorded rounds of a trial; None if it has no record. Reject the record of a different trial.
 
-    If the trial was begun with fewer rounds, rewrite its header, and remove the evaluations of rounds that were
-    evaluated only because they were among its last ones.
+    If the trial was begun with fewer rounds, rewrite its header. The result lacks the evaluations of rounds that were
+    evaluated only because they were then among its last ones; the record keeps them until the new one replaces it.
     """
+    path, header = record_of(trial, folder), header_of(trial)
     if not path.exists():
         return None
     if not started(path):
@@ -626,20 +623,14 @@ def rounds_before(path: Path, header: Header, evaluate: Evaluate) -> list[RoundR
     record = read(path)
     header = replace(header, data=record.header.data, traces=record.header.traces)
     if record.header.rounds < header.rounds and replace(record.header, rounds=header.rounds) == header:
-        lines = [
-            replace(line, stopped=None)
-            if evaluate.is_due(line.round, header.rounds)
-            else replace(line, stopped=None, accuracy=None, loss=None)
-            for line in record.rounds
-        ]
-        Writer(path, header, lines).close()
-        return lines
+        record = replace(record, header=header, rounds=[replace(line, stopped=None) for line in record.rounds])
+        Writer(path, header, record.rounds).close()
     if record.header != header:
         pairs = [(one.name, getattr(record.header, one.name), getattr(header, one.name)) for one in fields(Header)]
-        unequal = [f"{name} is {own!r}, expected {expected!r}" for name, own, expected in pairs if own != expected]
-        listed = ", ".join(unequal)
-        raise ConfigError(f"{path}: is the record of a different trial ({listed}); choose a different folder")
-    return record.rounds
+        unequal = ", ".join(f"{name} is {was!r}, expected {now!r}" for name, was, now in pairs if was != now)
+        raise ConfigError(f"{path}: is the record of a different trial ({unequal}); choose a different folder")
+    is_due, count = trial.experiment.evaluate.is_due, header.rounds
+    return [one if is_due(one.round, count) else replace(one, accuracy=None, loss=None) for one in record.rounds]
 
 
 def _write_checkpoint(folder: Path, server: Server | Nodes, engine: Engine) -> None:

@@ -21,7 +21,7 @@ from fedcore.sim.experiment import results
 from fedcore.sim.experiment.changes import changes, combined, differences
 from fedcore.sim.experiment.config import points
 from fedcore.sim.experiment.executor import Event, Job, OnEvent, run_in_processes, run_in_this_process
-from fedcore.sim.experiment.results import CONFIG, RECORDS, is_complete, lengthen, parse_tables
+from fedcore.sim.experiment.results import CONFIG, RECORDS, is_complete, parse_tables, rounds_before
 from fedcore.sim.experiment.schema import Experiment, FromRegistry, Trial, changed, error_of, trials
 from fedcore.validation import absolute, shorten
 
@@ -189,8 +189,7 @@ def choose_batching(experiment: Experiment, folder: Path) -> Experiment:
 def _recorded_batching(folder: Path) -> bool | None:
     """Return ``together`` from the first record that has it, or None."""
     records = results.readable((folder / RECORDS).glob("*.jsonl"))
-    choices = (record.rounds[0].together for _, record in records if record.rounds)
-    return next((choice for choice in choices if choice is not None), None)
+    return next((one.together for _, record in records for one in record.rounds[:1] if one.together is not None), None)
 
 
 def _module(model: str) -> Any:
@@ -271,7 +270,7 @@ def extend(folder: Path, experiment: Experiment) -> None:
     if begun is not None and begun.rounds < experiment.rounds:
         for trial in trials(experiment):
             with suppress(ConfigError, MissingDataError):  # the trial itself reports the error
-                lengthen(trial, folder)
+                rounds_before(trial, folder)
 
 
 def _config(folder: Path) -> Experiment | None:
@@ -452,9 +451,8 @@ def run_sweep(
     with folder_lock(inside(sweep.folder, sweep.folder / experiment.name) for experiment in sweep.experiments):
         work, chosen = _known_jobs(sweep)  # again, since the previous lock holder may have changed them
         for folder, experiment in chosen.items():
-            exists = (folder / CONFIG).exists()
             chosen[folder] = choose_batching(experiment, folder)
-            if exists:
+            if (folder / CONFIG).exists():
                 extend(folder, chosen[folder])
             else:
                 prepare(folder, chosen[folder], runner, in_sweep=True)

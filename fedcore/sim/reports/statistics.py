@@ -239,7 +239,7 @@ def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str]
     first = {record.header.seed: record for record in records if record.header.order == 0}
     rows = tuple(_row(label, group, first) for label, group in groups.items())
     own = [*notes, *chain.from_iterable(map(_notes, records)), *_window_notes(records)]
-    for notes_on in (_rejection_notes, _waiting_notes):
+    for notes_on in (_length_notes, _rejection_notes, _waiting_notes):
         own += chain.from_iterable(notes_on(label, group) for label, group in groups.items())
     return Summary(records[0].header.title, rows, tuple(own), records[0].window, changed, inherited)
 
@@ -362,11 +362,18 @@ def _notes(record: Record) -> Iterator[str]:
 
 
 def _window_notes(records: Sequence[Record]) -> list[str]:
-    """Return a note if a result is the mean of fewer rounds than its window has."""
-    counts = [(len(rounds), min(rounds[-1] + 1, record.window)) for record in records if (rounds := judged(record))]
-    few, full = min((pair for pair in counts if pair[0] < pair[1]), default=(0, 0))
-    advice = f"set evaluate.last={records[0].window}"
-    return [f"only {few} of the last {full} rounds were evaluated; {advice}"] if few else []
+    """Return a note if a result is the mean of fewer rounds than its window has; advise only complete trials."""
+    found = [(one, own, min(own[-1] + 1, one.window)) for one in records if (own := judged(one))]
+    counts = [(len(one.rounds) < one.header.rounds, len(own), full) for one, own, full in found if len(own) < full]
+    short, few, full = min(counts, default=(True, 0, 0))
+    advice = "" if short else f"; set evaluate.last={records[0].window}"
+    return [f"only {few} of the last {full} rounds were evaluated{advice}"] if few else []
+
+
+def _length_notes(label: str, group: Sequence[Record]) -> list[str]:
+    """Return a note if an algorithm's results are of trials with different numbers of rounds."""
+    counts = [len(record.rounds) for record in group if accuracies(record)] or [0]
+    return [f"{label}: its row is of trials with {min(counts)} to {max(counts)} rounds"] * (min(counts) < max(counts))
 
 
 def _rejection_notes(label: str, group: Sequence[Record]) -> list[str]:

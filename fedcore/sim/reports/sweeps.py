@@ -179,13 +179,13 @@ def write_overview(folder: Path, **settings: Any) -> Overview:
             records, notes, points = best(group)
             if not records:
                 continue
-            configs = [group[point][0] for point in dict.fromkeys(points.values())]
-            changed[preset] = _each_once(config.changes for config in configs)
+            configs = {label: group[point][0] for label, point in points.items()}
+            changed[preset] = _named({label: config.changes for label, config in configs.items()})
             row = condition(preset, setting, records)
             conditions[row.name] = row
             place = folder / preset / "reports" / setting if setting else folder / preset
             inside(folder, place).mkdir(parents=True, exist_ok=True)
-            config = replace(configs[0], changes=changed[preset])  # the configuration of the first method's best point
+            config = replace(next(iter(configs.values())), changes=changed[preset])  # of the first method's best point
             reports[row.name] = report_on(records, place, config, notes)
             if not setting:
                 chosen.append((preset, config.pictures.varied, records))
@@ -229,14 +229,20 @@ def tuned(folder: Path) -> list[Experiment]:
         if incomplete := [note for note in notes if note.endswith("no point is complete")]:
             raise MissingDataError(f"{folder / preset}: {incomplete[0]}; complete the sweep first")
         tables = {label: json.loads(runs[point][0].text) for label, point in points.items()}
-        seeds = sorted(_seeds(records))
-        share = json.loads(next(iter(runs.values()))[0].text).get("validation")
+        seeds, first = [*map(str, sorted(_seeds(records)))], next(iter(tables.values()))
+        share = first.get("validation")
         data = f"{100 * share:g} % of each client's training examples" if share else "the test set"
-        at = {part.partition("=")[0] for point in runs for part in point.split(",")} | {"validation"}
-        other = text_of(one for one in made.incomparable(next(iter(runs.values()))[0].changes) if one.key not in at)
-        note = f"tuned: only these methods, over {grid_of(runs)}, for {records[0].header.rounds} rounds"
-        note += f" (with {other})" * bool(other) + f", on seeds {' and '.join(map(str, seeds))} and {data}"
-        note += f" ({folder / preset}). {'. '.join(notes)}."
+        grids, varied = dict[str, list[str]](), {"validation."}
+        for label in points:
+            own = [point for point, (_, some) in runs.items() if label in by_algorithm(some)]
+            grids.setdefault(grid_of(own), []).append(label)
+            keys = {f"{part.partition('=')[0]}." for point in own for part in point.split(",")}
+            varied |= keys | {f"algorithms.{label}.{key}" for key in keys}
+        over = ", ".join(f"{grid} ({', '.join(labels)})" * (len(grids) > 1) or grid for grid, labels in grids.items())
+        changed = [one for one in made.incomparable(of_tables(first)) if not f"{one.key}.".startswith((*varied,))]
+        note = f"tuned: only these methods, over {over}, for {records[0].header.rounds} rounds"
+        note += f" (with {text_of(changed)})" * bool(changed) + f", on seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+        note += f" and on {data} ({folder / preset}). {'. '.join(notes)}."
         experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note[:1000]}))
     if not experiments:
         raise MissingDataError(f"{folder}: no records found (PRESET/records/*.jsonl)")
@@ -254,8 +260,7 @@ def _united(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         table: {key: value for key, value in first[table].items() if all(key in one[table] for one in others)}
         for table in ("rate", "local")
     }
-    for key in ("epochs", "steps"):
-        shared["local"] |= {key: first["local"][key]} if key in first["local"] else {}
+    shared["local"] |= {key: first["local"][key] for key in ("epochs", "steps") if key in first["local"]}
     for key in ("limits", "aggregation"):
         if any(one.get(key) != first.get(key) for one in others):
             del shared[key]
@@ -292,8 +297,7 @@ def best(runs: Runs) -> tuple[list[Record], list[str], dict[str, str]]:
         if not scores:
             notes.append(f"{label}: no point is complete")
             continue
-        point = max(scores, key=scores.__getitem__)
-        chosen[label] = point
+        point = chosen[label] = max(scores, key=scores.__getitem__)
         if len(points) > 1:
             of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(points) else ""
             best_of = f"{label}: {point}, the best of {of}{len(points)}{'' if of else ' points'}"
@@ -325,9 +329,8 @@ def grid_of(points: Iterable[str]) -> str:
     'rate.lr=0.003, 0.03, 0.1; beta=0.5'
     """
     values: dict[str, dict[str, None]] = {}
-    for point in points:
-        for key, _, value in (part.partition("=") for part in point.split(",")):
-            values.setdefault(key, {})[value] = None
+    for key, _, value in (part.partition("=") for point in points for part in point.split(",")):
+        values.setdefault(key, {})[value] = None
     return "; ".join(f"{key}={', '.join(own)}" for key, own in values.items())
 
 
@@ -449,15 +452,17 @@ def _seeds(records: Iterable[Record]) -> set[int]:
 
 
 def _score(records: Sequence[Record]) -> float | None:
-    if not all(record.is_complete for record in records):
-        return None
-    return Statistic.of(map(final, records)).mean
+    return Statistic.of(map(final, records)).mean if all(record.is_complete for record in records) else None
 
 
-def _each_once(changes: Iterable[Changes]) -> Changes:
+def _named(changes: Mapping[str, Changes]) -> Changes:
+    """Return each change to the configurations of the methods, by label, once; those that differ name their method."""
     found: list[Change] = []
-    for change in chain.from_iterable(changes):
-        found += [] if change in found else [change]
+    for label, own in changes.items():
+        for one in own:
+            if one.key.partition(".")[0] in OWN - {"algorithms"} and any(one not in all for all in changes.values()):
+                one = one.model_copy(update={"key": f"algorithms.{label}.{one.key}"})
+            found += [] if one in found else [one]
     return tuple(found)
 
 
@@ -542,8 +547,7 @@ def _overview_csv(reports: Mapping[str, Report], conditions: Mapping[str, Condit
         one, found = conditions[name], {row.algorithm: row for row in reports[name].summary.rows}
         for label, values in one.values.items():
             ends = [f"{100 * end:.2f}" for end in stats.interval_of(values) or ()] or ["", ""]
-            counts = (len(values), one.rounds)
-            own = (*_accuracy(found[label]), *counts, one.setting, *ends, int(label == one.best))
+            own = (*_accuracy(found[label]), len(values), one.rounds, one.setting, *ends, int(label == one.best))
             lines.append((one.preset, *own))
     return stats.csv_text(stats.frame(COLUMNS, [(*line, "", "", "")[: len(COLUMNS)] for line in lines]))
 
@@ -578,4 +582,5 @@ def size(report: Report) -> str:
     row = report.summary.rows[0]
     low, high = min(row.seeds, default=0), max(row.seeds, default=0)
     many = len(row.seeds) > 2 and len(row.seeds) == high - low + 1
-    return f"{row.rounds} rounds, seeds {f'{low} to {high}' if many else ', '.join(map(str, row.seeds)) or 'none'}"
+    seeds = f"{low} to {high}" if many else ", ".join(map(str, row.seeds)) or "none"
+    return f"{row.rounds} rounds, seed{'s' * (len(row.seeds) != 1)} {seeds}"

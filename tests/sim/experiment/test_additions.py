@@ -1,6 +1,6 @@
 """A run or sweep that is extended ends as if it had had its rounds, seeds and algorithms from the start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -72,7 +72,8 @@ def test_run_gets_more_seeds_and_algorithms(tmp_path):
 
 
 def test_interrupt_while_rounds_are_repeated_loses_none(tmp_path):
-    short, long = (Trial(experiment(f"rounds={n}"), 0, 0) for n in (5, 7))
+    """The record keeps the evaluations of the short trial's last rounds, too, until the new one is as long."""
+    short, long = (Trial(experiment(f"rounds={n}", EVALUATE), 0, 0) for n in (5, 7))
     run_trial(short, tmp_path)
     before = rounds_of(short, tmp_path)
     for seconds in (0, 1e9):
@@ -93,6 +94,9 @@ def test_record_is_replaced_once_the_new_one_is_as_long(tmp_path):
             writer.sync()
             writer.add(line)
             assert read(path).rounds == lines[:count]
+    with Writer(path, header, lines[:1], until=4) as writer:
+        writer.add(replace(lines[1], stopped=True))  # a trial may stop earlier than before
+    assert len(read(path).rounds) == 2
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
 
 

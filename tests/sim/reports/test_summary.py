@@ -81,6 +81,16 @@ def test_notes_on_incomplete_records(record):
     assert summary.rows[1].oscillation == statistics.Statistic(None, None)
 
 
+def test_notes_on_an_unfinished_extension(record):
+    """Seed 1 still has its 3 rounds of 9, of which two were evaluated; a larger evaluate.last would not help."""
+    one, other = record("A", 0, 0, [0.1] * 9), record("A", 0, 1, [0.1, None, 0.3], rounds=9)
+    assert statistics.summarise([one, other]).notes == (
+        "A, seed 1: stopped after 3 of 9 rounds",
+        "only 2 of the last 3 rounds were evaluated",
+        "A: its row is of trials with 3 to 9 rounds",
+    )
+
+
 def test_notes_on_rejected_updates(record):
     one = record("A", 0, 0, [0.1] * 3)
     lines = [replace(line, rejected=2) for line in one.rounds]

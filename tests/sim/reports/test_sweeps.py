@@ -78,6 +78,15 @@ def test_page_has_the_configuration_of_the_best_point(tmp_path, put):
     assert "at lr=0.1" not in page
 
 
+def test_changes_at_different_best_points_name_the_method(tmp_path, put):
+    for lr, one, other in ((0.1, 0.5, 0.6), (0.2, 0.6, 0.5)):
+        put(f"lr={lr}", "FedAvg", 0, 0, [one])
+        changes = [{"key": "local.batch", "was": 8, "now": 4}, {"key": "rate.lr", "was": 0.3, "now": lr}]
+        put(f"lr={lr}", "MimiC", 1, 0, [other]).joinpath("config.json").write_text(json.dumps({"changes": changes}))
+    named = "local.batch 8 -> 4, algorithms.FedAvg.rate.lr 0.3 -> 0.2, algorithms.MimiC.rate.lr 0.3 -> 0.1"
+    assert write_overview(tmp_path).reports["p"].summary.changed == named
+
+
 def test_algorithm_without_a_complete_point_is_omitted(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 0, [0.6], rounds=3)
     put("lr=0.2", "FedAvg", 0, 0, [0.7], rounds=3)
@@ -97,7 +106,7 @@ def test_overview_compares_with_the_paper(tmp_path, put):
     text = (tmp_path / "overview.md").read_text()
     assert "| B - A, points | +9.6 | 10.0 | one seed | 10.0 | 1 |" in text
     assert "Table 3; 200 rounds." in text
-    assert "flexible/table3-synthetic-niid-t2, 3 rounds, seeds 0." in text
+    assert "flexible/table3-synthetic-niid-t2, 3 rounds, seed 0." in text
     assert "| C | 65.0 | 65.0 | +15.0 |" in text  # the comparison with the paper has no accuracies
     page = Page(tmp_path / "overview.html")
     assert page.tags.count("svg") == 2  # accuracy and loss
