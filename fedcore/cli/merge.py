@@ -25,14 +25,7 @@ def add_arguments(top: Parser) -> None:
     add("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")
     add("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
     add("--server-optimizer", metavar="NAME", help=f"{names}, or module:Name; needs --base")
-    add(
-        "--rule",
-        dest="rules",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="robust rule (median, ...); repeatable",
-    )
+    add("--rule", dest="rules", action="append", metavar="NAME", help="robust rule (median, ...); repeatable")
     terminal.add_changes(parser, "option of the rules or the optimizer, such as f=2 or momentum=0.9; repeatable")
     add("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     add("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
@@ -73,7 +66,7 @@ def run(options: Options) -> None:
     """
     terminal.load_imports(())
     options_given = _options(options.changes)
-    rules = _rules(options.rules, options_given)
+    rules = _rules(options.rules or [], options_given)
     keys = ("weights", "base", "key", "server_lr", "clip_norm", "lora", "rank", "only")
     how = {key: getattr(options, key) for key in keys}
     optimizer = _optimizer(options.server_optimizer, options_given)
