@@ -32,6 +32,7 @@ def add_arguments(top: Parser) -> None:
     add("--lora", default="average", metavar="WAY", help="LoRA adapters: average (of A and B), product (B A) or stack")
     add("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
     add("--only", action="append", metavar="PATTERN", help="merge only such tensors, such as 'layers.0.*'; repeatable")
+    add("--ignore", action="append", metavar="PATTERN", help="do not merge such tensors; repeatable")
     terminal.add_json(parser)
 
 
@@ -59,6 +60,8 @@ def run(options: Options) -> None:
       fedcore merge out a/ b/ --base x/ --server-optimizer adam --set eta=0.01 --clip-norm 1
     Fragments of a model in turn, each with its own moments (Streaming DiLoCo):
       fedcore merge r1 a1/ b1/ --base r0/ --only 'layers.0.*' --server-optimizer nesterov
+    All tensors but the heads, which stay those of x:
+      fedcore merge out a/ b/ --base x/ --ignore 'head.*'
     LoRA adapters of any ranks and scales: their products B A, averaged at rank 8, or exactly
     at the sum of the ranks. OUT is a folder that PEFT loads:
       fedcore merge adapter client0/ client1/ --weights 200,100 --lora product --rank 8
@@ -67,7 +70,7 @@ def run(options: Options) -> None:
     terminal.load_imports(())
     options_given = _options(options.changes)
     rules = _rules(options.rules or [], options_given)
-    keys = ("weights", "base", "key", "server_lr", "clip_norm", "lora", "rank", "only")
+    keys = ("weights", "base", "key", "server_lr", "clip_norm", "lora", "rank", "only", "ignore")
     how = {key: getattr(options, key) for key in keys}
     optimizer = _optimizer(options.server_optimizer, options_given)
     with terminal.progress("bytes read") as show:
