@@ -320,12 +320,12 @@ class Layout(Represented):
         """
         named = self._named(x)
         if unknown := [name for name in named if name not in self._all]:
-            raise ArrayError(f"model: tensors are unknown ({listed(unknown)}); send names of the model")
+            raise ArrayError(f"model: tensors are unknown ({shown_names(unknown)}); send names of the model")
         found = {}
         for group, names in self.groups.items():
             missing = [name for name in names if name not in named]
             if missing and len(missing) < len(names):
-                raise ArrayError(f"group {group!r}: {listed(missing)} missing; send all of its tensors or none")
+                raise ArrayError(f"group {group!r}: {shown_names(missing)} missing; send all of its tensors or none")
             if not missing:
                 found[group] = {name: named[name] for name in names}
         if not found:
@@ -560,7 +560,7 @@ class Layout(Represented):
             return
         if rounded := [name for name in self.names if name in named and _is_rounded(name, named[name])]:
             self._is_wide = False
-            LOGGER.warning(f"{listed(rounded)}: rounded from float64 to float32; fedcore.aggregate computes in float64")
+            LOGGER.warning(f"{shown_names(rounded)}: rounded from float64 to float32; fedcore.aggregate is in float64")
 
     def _check(self, x: Any, *, to_write: bool = False, strict: bool = True, what: str = "model") -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
@@ -680,10 +680,10 @@ def nested(tree: Tree, named: Mapping[str, Any]) -> Any:
     return [nested(part, named) for part in tree]
 
 
-def listed(names: Iterable[str], room: int = 130) -> str:
+def shown_names(names: Iterable[str], room: int = 130) -> str:
     """Return the names that fit into ``room`` characters, at least one, and the number of the others.
 
-    >>> listed(["wide", "deep", "head"], 12)
+    >>> shown_names(["wide", "deep", "head"], 12)
     'wide, deep and 1 more'
     """
     names = [*names]
@@ -701,5 +701,5 @@ def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
                 hint = f"; the names differ by {part!r}; {fix} the client's names"
     missing, extra = [n for n in expected if n not in set(actual)], [n for n in actual if n not in set(expected)]
     parts = ("missing", missing), ("unexpected", extra)
-    differences = "".join(f"; {what} {len(names)} ({listed(names)})" for what, names in parts if names)
+    differences = "".join(f"; {what} {len(names)} ({shown_names(names)})" for what, names in parts if names)
     return f"expected {len(expected)} tensor{'s' * (len(expected) != 1)} by name, got {len(actual)}{differences}{hint}"

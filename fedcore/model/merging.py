@@ -56,7 +56,7 @@ from fedcore.model.averaging import (
     write_combination,
 )
 from fedcore.model.files import BESIDE, FORMS, bytes_of, files_beside, open_model
-from fedcore.model.layout import LOGGER, listed
+from fedcore.model.layout import LOGGER, shown_names
 from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, matches, settled
 from fedcore.model.safetensors import (
@@ -415,7 +415,7 @@ class _Job:
             if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
                 raise RangeError(f"{option}={patterns!r:.100}: must be patterns of names; or leave it out")
             if odd := [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in self.plan)]:
-                names = f"{len(self.plan)} tensors are {listed(self.plan, 300)}"
+                names = f"{len(self.plan)} tensors are {shown_names(self.plan, 300)}"
                 raise UnknownNameError(f"{option}={odd[0]!r:.100}: no tensor matches; the {names}")
             found = {of[name] for name in self.plan if matches(name, patterns)}
             chosen = chosen - found if option == "ignore" else found
