@@ -1,6 +1,6 @@
 """The accuracy of methods for absent and slow clients, paired by seed.
 
-    export FEDCORE_DATA_DIR=...                                              # the folder of mnist/ and fashion-mnist/
+    export FEDCORE_DATA_DIR=...                                   # the folder of mnist/, fashion-mnist/ and cifar-10/
     python -m bench.absence bench/absence-rates.csv --tune                   # the rates of the presets absence/mnist-*
     python -m bench.absence bench/absence.csv                                # run it again to resume
     python -m bench.absence bench/absence.csv --data fashion --seeds 3

@@ -38,6 +38,10 @@ SYNCS = 4
 """How often a round in a folder waits for the disk: for rows, x, sums and the index."""
 RESIDENT = 1 << 30
 """The bytes of rows in files that stay in memory by default."""
+USUAL = {"memory": 64e9, "disk": 4e12, "network": 1.25e9, "seconds": 1.0}
+"""A usual machine: bytes, bytes per second (10 Gbit/s), and seconds of work per second."""
+PATIENCE = 600.0
+"""The seconds of a round without a deadline."""
 
 Costs = dict[str, Any]
 """Bytes per client, update or number of the model, and CPU seconds: ``server``, ``edge``, ``sum`` and ``step`` have for
@@ -71,7 +75,8 @@ def run(options: Options) -> None:
     The plan multiplies unit costs. --measure measures those of the method, the codec and the
     placement on this machine (a minute, 1 GB of disk space in DIR), and later plans use them
     too. Otherwise the plan uses those of a machine with two cores (docs/plan.md), and says so.
-    Seconds are those of one core and of the disk. A round waits for its slowest edge.
+    Seconds are those of one core and of the disk, without the network. A round waits for its
+    slowest edge.
 
     Examples:
       fedcore plan --clients 100000000 --parameters 1000000 --per-round 100000 --deadline 600
@@ -89,23 +94,31 @@ def run(options: Options) -> None:
     most = {"shards": -(-options.parameters // BLOCK)} | ({"edges": options.per_round} if "edge" in costs else {})
     _check(options, most["shards"])
     found: dict[str, Any] = plan(costs, method, options)
+    limit, least = options.deadline or PATIENCE, dict[str, tuple[int, float]]()
+    per = {"network": limit, "seconds": limit}
+    shares = {part: sum(found[part].values()) / USUAL[part] / per.get(part, 1) for part in USUAL if part in found}
+    first = max(shares, key=shares.__getitem__)
     for kind, top in most.items() if options.deadline else ():
         one = vars(options) | {"shards": 1, "edges": 0}
         # Above 1,000, steps are at most 1 %.
         further = np.geomspace(1000, top, 1400).astype(int).tolist() if top >= 1000 else ()
         counts = *range(1, min(top + 1, 1000)), *further
-        times = ((k, plan(costs, method, Options(**one | {kind: k}))["seconds"]) for k in counts)
-        found[f"{kind} needed"] = next((k for k, own in times if sum(own.values()) <= options.deadline), None)
+        times = {k: sum(plan(costs, method, Options(**one | {kind: k}))["seconds"].values()) for k in counts}
+        found[f"{kind} needed"] = next((k for k, own in times.items() if own <= options.deadline), None)
+        least[f"{kind} needed"] = min(times, key=times.__getitem__), min(times.values())
     if options.json:
         terminal.print_json(found | {"unit_costs": costs, "source": source})
         return
     for part, own in found.items():
         name = f"{part} of each shard" if options.shards > 1 and part in ("memory", "disk") else part
-        text = terminal.bytes_text if part != "seconds" else "{:.3g}".format
+        text = terminal.bytes_text if part != "seconds" else "{:,.3f}".format
         if part.endswith("needed"):
-            print(f"{part}: {own or 'no number suffices'}")
+            count, seconds = least[part]
+            print(f"{part}: {own or f'no number suffices: {count} take {seconds:,.3f} s'} (without the network)")
         else:
             terminal.print_pairs([(name, text(sum(own.values()))), *((f"  {key}", text(own[key])) for key in own)])
+    print(f"network for a round in {limit:g} s: {8e-9 * sum(found['network'].values()) / limit:,.2f} Gbit/s")
+    print(f"first to break: {first}, {shares[first]:,.2g} times that of a core with 64 GB, 4 TB of disk and 10 Gbit/s")
     print(f"unit costs: {source}")
 
 

@@ -17,11 +17,11 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_024,
     "csrc": 11_731,
-    "tests": 65_027,
+    "tests": 65_040,
     "fedcore": 2_810,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_282,
-    "fedcore/cli": 1_601,
+    "fedcore/cli": 1_613,
     "fedcore/cluster": 2_257,
     "fedcore/kernels": 505,
     "fedcore/model": 2_508,

@@ -106,6 +106,21 @@ def test_deadline_without_edges_or_with_one_shard():
     assert planned(*sizes, "--deadline", 10**6)["shards needed"] == 1
 
 
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    [
+        ((10**8, 10**6, 10**5, "--deadline", 18), "network, 36 times"),
+        ((10**8, 10**6, 10**5, "--method", "MIFA", "--codec", "int8"), "disk, 28 times"),
+        ((100, 7 * 10**9, 1), "memory, "),
+        ((10**6, 10**3, 10**6, "--deadline", 1), "seconds, "),
+    ],
+)
+def test_the_first_to_break_is_named(sizes, first):
+    clients, n, per_round, *more = sizes
+    printed = output_of("plan", "--clients", clients, "--parameters", n, "--per-round", per_round, *more)
+    assert f"first to break: {first}" in printed
+
+
 def test_a_large_round_is_the_sum_of_its_costs():
     """Twice the updates double what grows with them; memory that no one asked for does not appear."""
     one, two = (planned("--clients", 10**6, "--parameters", 10**6, "--per-round", s, "--numbered") for s in (100, 200))
