@@ -25,10 +25,7 @@ __all__ += ["Server", "Storage", "Totals", "Update", "__version__", "aggregate",
 __all__ += ["combines", "errors", "isa", "kernels", "merge", "participation", "profile", "read_model", "rules"]
 __all__ += ["sampling", "set_threads", "threads", "topology", "write_model"]
 
-_LATER = {
-    "Network": "fedcore.sim.network",
-    "NetworkReport": "fedcore.sim.network",
-    "NetworkRound": "fedcore.sim.network",
+_LATER = dict.fromkeys(("Network", "NetworkReport", "NetworkRound"), "fedcore.sim.network") | {
     "Totals": "fedcore.totals",
     "cluster": "fedcore.cluster",
     "merge": "fedcore.model.merging",

@@ -35,7 +35,7 @@ class UnknownNameError(FedcoreError, ValueError):
 
     @classmethod
     def of(cls, what: str, name: object, known: Iterable[str], *, else_: str = "") -> "UnknownNameError":
-        """Return the error for a name; its message suggests the nearest known name and lists all known names."""
+        """Return the error for a name; its message suggests the nearest known name and lists up to 100."""
         from difflib import get_close_matches  # slow to import
 
         names = sorted(known)
@@ -43,7 +43,8 @@ class UnknownNameError(FedcoreError, ValueError):
         near = get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.65)
         hint = f"; did you mean {by_lower_case[near[0]]!r}?" if near else ""
         other = f"; or {else_}" if else_ else ""
-        return cls(f"{what}: {name!r} is unknown{hint} (known: {', '.join(names) or 'none'}{other})")
+        shown = ", ".join(names[:100]) + f" and {len(names) - 100} more" * (len(names) > 100)
+        return cls(f"{what}: {name!r} is unknown{hint} (known: {shown or 'none'}{other})")
 
 
 class ConfigError(FedcoreError, ValueError):

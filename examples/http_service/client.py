@@ -1,6 +1,7 @@
 """A client of the service, with the standard library and NumPy alone."""
 
 import json
+import logging
 import time
 import uuid
 from http.client import HTTPConnection, HTTPException
@@ -78,5 +79,7 @@ class Client:
         for _ in range(rounds):
             found, x = self.next_round(first)
             y, steps, examples = train(x, found["lr"])
-            self.send(found["round"], y, steps=steps, examples=examples)
+            answer = self.send(found["round"], y, steps=steps, examples=examples)
+            if answer["status"] == "rejected":
+                logging.warning("round %d: the update does not count: %s", found["round"], answer["reason"])
             first = found["round"] + 1

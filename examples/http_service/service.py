@@ -60,9 +60,8 @@ class Service:
     """
 
     def __init__(self, server, state, enrolment, cohort):
-        if len(enrolment) < 16:
-            raise ValueError("ENROLMENT_TOKEN: must have at least 16 characters; make one with `openssl rand -hex 16`")
-        self.server, self.key, self.enrolment, self.cohort = server, key_of(state), enrolment, cohort
+        self.enrolment = long_enough(enrolment)
+        self.server, self.key, self.cohort = server, key_of(state), cohort
         self.registry = prometheus.CollectorRegistry()
         server.callbacks = (*server.callbacks, Prometheus("http", registry=self.registry))
         self.replies = prometheus.Counter("http_updates", "Updates by status", ["status"], registry=self.registry)
@@ -266,6 +265,8 @@ class Service:
             piece = rest + piece if rest else piece
             numbers = np.frombuffer(piece, "<f4", len(piece) // 4)
             rest = piece[4 * len(numbers) :]
+            if not np.isfinite(numbers).all():  # the round would reject it too, but only at its end
+                raise ValueError("update: expected finite numbers, got a NaN or an infinity")
             while len(numbers):
                 if start == tensor.stop - tensor.start:
                     if (tensor := next(tensors, None)) is None:
@@ -332,6 +333,12 @@ def bearer(request):
     return token
 
 
+def long_enough(enrolment):
+    if len(enrolment) < 16:
+        raise ValueError("ENROLMENT_TOKEN: must have at least 16 characters; make one with `openssl rand -hex 16`")
+    return enrolment
+
+
 def write_file(path, text):
     """Write a file that only the service's user can read, durably and as a whole or not at all."""
     part = path.with_suffix(".part")
@@ -369,18 +376,21 @@ def main():
     parser.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"), default=(None, None))
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    options.state.mkdir(parents=True, exist_ok=True)
     half = max(options.cohort // 2, 1)
-    server = fedcore.Server.open(
-        fedcore.Storage(options.state / "server", journal=True),  # an answered update survives kill -9
-        make_model(options.parameters),
-        "FedAvg",
-        clients=[],
-        lr=0.1,
-        policy=fedcore.RoundPolicy(half, 0.8, options.deadline, options.deadline / 20, 1.2, max_staleness=1),
-        limits=fedcore.Limits(max_steps=10_000, max_examples=10**6, max_open=options.uploads),
-    )
-    service = Service(server, options.state, os.environ.get("ENROLMENT_TOKEN", ""), options.cohort)
+    try:
+        enrolment = long_enough(os.environ.get("ENROLMENT_TOKEN", ""))
+        server = fedcore.Server.open(
+            fedcore.Storage(options.state / "server", journal=True),  # an answered update survives kill -9
+            make_model(options.parameters),
+            "FedAvg",
+            clients=[],
+            lr=0.1,
+            policy=fedcore.RoundPolicy(half, 0.8, options.deadline, options.deadline / 20, 1.2, max_staleness=1),
+            limits=fedcore.Limits(max_steps=10_000, max_examples=10**6, max_open=options.uploads),
+        )
+        service = Service(server, options.state, enrolment, options.cohort)
+    except (FedcoreError, ValueError, OSError) as error:
+        parser.exit(1, f"error: {error}\n")
     certificate, tls_key = options.tls
     config = uvicorn.Config(
         service.app(),

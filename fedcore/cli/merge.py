@@ -25,20 +25,14 @@ def add_arguments(top: Parser) -> None:
     add("--base", type=expand_home, metavar="MODEL", help="model from which the others were trained")
     add("--key", metavar="KEY", help="key of the state_dict in torch files, such as model")
     add("--server-optimizer", metavar="NAME", help=f"{names}, or module:Name; needs --base")
-    add(
-        "--rule",
-        dest="rules",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="robust rule (median, ...); repeatable",
-    )
+    add("--rule", dest="rules", action="append", metavar="NAME", help="robust rule (median, ...); repeatable")
     terminal.add_changes(parser, "option of the rules or the optimizer, such as f=2 or momentum=0.9; repeatable")
     add("--server-lr", type=terminal.share, metavar="GAMMA", help="server rate; needs --base")
     add("--clip-norm", type=terminal.share, metavar="C", help="maximum norm of an update; needs --base")
     add("--lora", default="average", metavar="WAY", help="LoRA adapters: average (of A and B), product (B A) or stack")
     add("--rank", type=int, metavar="R", help="rank for --lora product; default: the largest of all")
     add("--only", action="append", metavar="PATTERN", help="merge only such tensors, such as 'layers.0.*'; repeatable")
+    add("--ignore", action="append", metavar="PATTERN", help="do not merge such tensors; repeatable")
     terminal.add_json(parser)
 
 
@@ -66,6 +60,8 @@ def run(options: Options) -> None:
       fedcore merge out a/ b/ --base x/ --server-optimizer adam --set eta=0.01 --clip-norm 1
     Fragments of a model in turn, each with its own moments (Streaming DiLoCo):
       fedcore merge r1 a1/ b1/ --base r0/ --only 'layers.0.*' --server-optimizer nesterov
+    All tensors but the heads, which stay those of x:
+      fedcore merge out a/ b/ --base x/ --ignore 'head.*'
     LoRA adapters of any ranks and scales: their products B A, averaged at rank 8, or exactly
     at the sum of the ranks. OUT is a folder that PEFT loads:
       fedcore merge adapter client0/ client1/ --weights 200,100 --lora product --rank 8
@@ -73,8 +69,8 @@ def run(options: Options) -> None:
     """
     terminal.load_imports(())
     options_given = _options(options.changes)
-    rules = _rules(options.rules, options_given)
-    keys = ("weights", "base", "key", "server_lr", "clip_norm", "lora", "rank", "only")
+    rules = _rules(options.rules or [], options_given)
+    keys = ("weights", "base", "key", "server_lr", "clip_norm", "lora", "rank", "only", "ignore")
     how = {key: getattr(options, key) for key in keys}
     optimizer = _optimizer(options.server_optimizer, options_given)
     with terminal.progress("bytes read") as show:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import time
 from typing import Any, Literal, NamedTuple
 
-from fedcore import cluster
+from fedcore import cluster, errors
 from fedcore.arrays import NARROW, copied
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
@@ -55,7 +55,7 @@ def add_arguments(top: Parser) -> None:
     add("file", type=expand_home, metavar="FILE", help="JSON lines of `fedcore store audit --export`")
     add("--anchor", type=_digest, action="append", default=[], metavar="DIGEST", help="a published digest; repeatable")
     add("--signer", type=_digest, metavar="PUBLIC", help="the public key that must sign each document, in hex")
-    add("--client", metavar="ID", help="list the rounds that count an update of this client")
+    add("--client", metavar="ID", help="list the rounds that count its updates; an error if none does")
 
 
 def add_store(group: Parser) -> None:
@@ -567,11 +567,9 @@ def _undo(opened: ClientStore) -> _Undo | None:
 def _required(opened: ClientStore) -> _Undo:
     """Return the undo that the store allows, or raise StoreError."""
     if (found := _undo(opened)) is None:
-        raise StoreError(
-            f"{opened.path}: no transaction to roll back; a folder keeps the last transaction with "
-            "Storage(keep_previous=True) or ClientStore(keep_previous=True), until an undo or a compact; a private "
-            "round has no undo"
-        )
+        until = "Storage(keep_previous=True) or ClientStore(keep_previous=True), until an undo or a compact"
+        reason = f"no transaction to roll back; a folder keeps the last transaction with {until}"
+        raise StoreError(f"{opened.path}: {reason}; a private round has no undo")
     return found
 
 
@@ -591,7 +589,7 @@ def check(options: Options) -> None:
     Example:
       fedcore audit check log.jsonl --anchor 5f0c... --client 7
     """
-    anchors, rounds, number, digest = set(options.anchor), 0, -1, "none"
+    anchors, clients, rounds, number, digest = set(options.anchor), set[str](), 0, -1, "none"
     for number, (digest, document) in enumerate(checked(read_lines(str(options.file)), signer=options.signer)):
         if digest in anchors:
             anchors.discard(digest)
@@ -601,6 +599,7 @@ def check(options: Options) -> None:
         rounds += 1
         updates = document.get("updates")
         for update in updates if isinstance(updates, list) and options.client is not None else ():
+            clients |= {str(update.get("client"))} if isinstance(update, dict) else set()
             if isinstance(update, dict) and str(update.get("client")) == options.client:
                 weight, own = short_repr(update.get("weight")), short_repr(update.get("digest"))
                 print(f"round {document['round']}: weight {weight}, digest {own}")
@@ -610,6 +609,8 @@ def check(options: Options) -> None:
         listed = ", ".join(sorted(anchors))
         raise CorruptionError(f"--anchor {listed}: no document has this digest; documents were changed, or are missing")
     print(f"sound: {number + 1:,} documents of {rounds:,} rounds; the last one is {digest}")
+    if options.client is not None and options.client not in clients:
+        raise errors.UnknownNameError.of("--client, which no round of this log counts", options.client, clients)
 
 
 def _digest(text: str) -> str:

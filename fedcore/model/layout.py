@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any, get_args
 
 import numpy as np
@@ -319,12 +320,12 @@ class Layout(Represented):
         """
         named = self._named(x)
         if unknown := [name for name in named if name not in self._all]:
-            raise ArrayError(f"model: tensors are unknown ({', '.join(unknown[:3])[:200]}); send names of the model")
+            raise ArrayError(f"model: tensors are unknown ({shown_names(unknown)}); send names of the model")
         found = {}
         for group, names in self.groups.items():
             missing = [name for name in names if name not in named]
             if missing and len(missing) < len(names):
-                raise ArrayError(f"group {group!r}: {', '.join(missing[:3])} missing; send all of its tensors or none")
+                raise ArrayError(f"group {group!r}: {shown_names(missing)} missing; send all of its tensors or none")
             if not missing:
                 found[group] = {name: named[name] for name in names}
         if not found:
@@ -520,8 +521,7 @@ class Layout(Represented):
         Raises:
             MissingDependencyError: torch or JAX is not installed.
         """
-        flat = to_host(flat)
-        library = self.library if library is None else library
+        flat, library = to_host(flat), self.library if library is None else library
         if library not in get_args(Library):
             raise UnknownNameError.of("library", library, get_args(Library))
         arrays = self.unflatten(flat.copy() if copy and library == "numpy" else flat)
@@ -560,8 +560,7 @@ class Layout(Represented):
             return
         if rounded := [name for name in self.names if name in named and _is_rounded(name, named[name])]:
             self._is_wide = False
-            names = f"{', '.join(rounded[:3])}{', ...' * (len(rounded) > 3)}"
-            LOGGER.warning(f"{names[:200]}: rounded from float64 to float32; fedcore.aggregate computes in float64")
+            LOGGER.warning(f"{shown_names(rounded)}: rounded from float64 to float32; fedcore.aggregate is in float64")
 
     def _check(self, x: Any, *, to_write: bool = False, strict: bool = True, what: str = "model") -> dict[str, Any]:
         """Return the model's tensors by name after checking names, shapes and dtypes."""
@@ -681,6 +680,18 @@ def nested(tree: Tree, named: Mapping[str, Any]) -> Any:
     return [nested(part, named) for part in tree]
 
 
+def shown_names(names: Iterable[str], room: int = 130) -> str:
+    """Return the names that fit into ``room`` characters, at least one, and the number of the others.
+
+    >>> shown_names(["wide", "deep", "head"], 12)
+    'wide, deep and 1 more'
+    """
+    names = [*names]
+    count = max(sum(end <= room for end in accumulate(len(name) + 2 for name in names)), 1)
+    shown, more = ", ".join(names[:count]), f" and {len(names) - count} more" if len(names) > count else ""
+    return (shown if len(shown) <= room else f"{shown[: room - 3]}...") + more
+
+
 def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
     """Return a message of at most 450 characters about missing and unexpected tensor names."""
     hint = ""
@@ -689,10 +700,6 @@ def describe_names(expected: Sequence[str], actual: Sequence[str]) -> str:
             if {name.replace(part, "") for name in others} == set(those):
                 hint = f"; the names differ by {part!r}; {fix} the client's names"
     missing, extra = [n for n in expected if n not in set(actual)], [n for n in actual if n not in set(expected)]
-    parts = [
-        f"{what} {len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        for what, names in (("missing", missing), ("unexpected", extra))
-        if names
-    ]
-    differences = f"{len(actual)}; {'; '.join(parts)}"[:320]
-    return f"expected {len(expected)} tensor{'s' * (len(expected) != 1)} by name, got {differences}{hint}"
+    parts = ("missing", missing), ("unexpected", extra)
+    differences = "".join(f"; {what} {len(names)} ({shown_names(names)})" for what, names in parts if names)
+    return f"expected {len(expected)} tensor{'s' * (len(expected) != 1)} by name, got {len(actual)}{differences}{hint}"

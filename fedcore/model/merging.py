@@ -56,7 +56,7 @@ from fedcore.model.averaging import (
     write_combination,
 )
 from fedcore.model.files import BESIDE, FORMS, bytes_of, files_beside, open_model
-from fedcore.model.layout import LOGGER
+from fedcore.model.layout import LOGGER, shown_names
 from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
 from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, matches, settled
 from fedcore.model.safetensors import (
@@ -82,6 +82,8 @@ REPORT, PROGRESS, MOMENTS = "merge.json", "progress.json", Path("optimizer", "mo
 MODEL = "model.safetensors"
 _DRAFT = re.compile(r"\..+\.[0-9a-f]{12}")
 """The name of a file that a killed merge was replacing."""
+OUTSIDE = "differs, and is not merged (only, ignore); pass --base, or base=, with the model whose tensors to keep"
+"""The remedy for tensors that are not merged, without a base."""
 NOTHING = np.empty(0, np.float32)
 """The moment of a tensor that the optimizer does not move."""
 
@@ -138,6 +140,7 @@ def merge(
     lora: str = "average",
     rank: int | None = None,
     only: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Take a round of FedAvg over models in files, in windows, and write the result to a new folder.
@@ -180,6 +183,7 @@ def merge(
             may lack them. Without a base they must be equal in all inputs. An optimizer's rate counts the rounds of
             each tensor; tensors with different rates are refused. Norms, clipping and rules see only these tensors, as
             do the digests of inputs if there is a base. Not with products. Default: all tensors.
+        ignore: name patterns of tensors that are not merged, also if ``only`` has them. Default: none.
         progress: called with the bytes that were read and their total.
 
     Returns:
@@ -211,16 +215,16 @@ def merge(
     """
     if len(inputs) == 0:
         raise RangeError("inputs: must not be empty")
-    check_way(
-        lora, rank, base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule, only=only
-    )
+    patterns = {"only": only, "ignore": ignore}
+    others = dict(base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule, **patterns)
+    check_way(lora, rank, **others)
     chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
     step = _Step(as_optimizer(optimizer), server_lr, clip_norm, chain)
     step.check(weights, has_base=base is not None)
     target = resolve_own_links(absolute(out, "out"))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, base, key, step, lora, rank, only)
+    job = _Job([*inputs], weights, base, key, step, lora, rank, patterns)
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
@@ -353,7 +357,7 @@ class _Job:
     """The arguments of a merge, its open models, and its plan; ``copies`` are the further files of the result."""
 
     def __init__(
-        self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any, only: Any
+        self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any, of: Any
     ) -> None:
         self.optimizer, server_lr, self.clip_norm, self.chain = step
         shares_of(weights, len(inputs))
@@ -371,17 +375,19 @@ class _Job:
         self.pattern = models[0] if self.base is None else self.base
         self.ties = ties_of(self.pattern)
         self.plan = TensorPolicy().plan(self.labels[0] if base is None else "base", self.pattern)
-        self.only = None if only is None else [only] if isinstance(only, str) else [*only]
+        given = ((option, one) for option, one in of.items() if one is not None)
+        self.patterns = {option: [one] if isinstance(one, str) else [*one] for option, one in given}
         self.chosen = self._chosen()
         due = self.plan if base is None else {name: self.plan[name] for name in self.chosen}
         for i, model in enumerate(models):
             model = matched(model, self.plan, self.ties)
-            try:
-                sent = {name: leaf for name, leaf in model.items() if name in due or name not in self.plan}
-                check_model(self.labels[i], sent, due)
-            except FedcoreError as error:
-                pattern = shorten(self.base_path or self.paths[0])
-                raise type(error)(f"{error}; pass models with the tensors of {pattern}") from None
+            advice = f"pass models with the tensors of {shorten(self.base_path or self.paths[0])}"
+            for names, why in ((self.chosen, advice), (due, OUTSIDE)):
+                try:
+                    sent = {name: leaf for name, leaf in model.items() if name in names or name not in self.plan}
+                    check_model(self.labels[i], sent, {name: self.plan[name] for name in names})
+                except FedcoreError as error:
+                    raise type(error)(f"{error}; {why}") from None
             models[i] = {name: model[name] if name in due else NOTHING for name in self.plan}
         self.models, self.forms = models, self.lora.plans[-1] if self.lora else self.plan
         self.copies = files_beside(labeled, {} if adapter is None else {ADAPTER: adapter})
@@ -396,23 +402,26 @@ class _Job:
         facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
         facts += [lora, rank, repr(self.lora.config), self.lora.scales] if self.lora else []
-        facts += [] if only is None else [sorted(self.chosen)]
+        facts += [sorted(self.chosen)] if self.patterns else []
         facts += [[name, hashlib.blake2b(content).hexdigest()] for name, content in self.copies.items()]
         states = [_state_of(model) for model in (*(self.lora or self).models, self.pattern, *self.old_moments)]
         self.fingerprint = hashlib.blake2b(json.dumps([facts, self.paths, states]).encode(), digest_size=16).hexdigest()
 
     def _chosen(self) -> dict[str, None]:
         """Return the names of the tensors that are merged, in order."""
-        if self.only is None:
-            return dict.fromkeys(self.plan)
-        if not self.only or not all(isinstance(pattern, str) for pattern in self.only):
-            raise RangeError(f"only={self.only!r:.100}: must be patterns of names; leave it out to merge all tensors")
-        for pattern in self.only:
-            if not any(matches(name, [pattern]) for name in self.plan):
-                names = f"{len(self.plan)} tensors are {', '.join(self.plan)}"
-                raise UnknownNameError(f"only={pattern!r:.100}: no tensor matches; the {names:.400}")
-        tied = {self.ties.get(name, name) for name in self.plan if matches(name, self.only)}
-        return {name: None for name in self.plan if self.ties.get(name, name) in tied}
+        of = {name: self.ties.get(name, name) for name in self.plan}
+        chosen = {*of.values()}
+        for option, patterns in self.patterns.items():
+            if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+                raise RangeError(f"{option}={patterns!r:.100}: must be patterns of names; or leave it out")
+            if odd := [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in self.plan)]:
+                names = f"{len(self.plan)} tensors are {shown_names(self.plan, 300)}"
+                raise UnknownNameError(f"{option}={odd[0]!r:.100}: no tensor matches; the {names}")
+            found = {of[name] for name in self.plan if matches(name, patterns)}
+            chosen = chosen - found if option == "ignore" else found
+            if not chosen:
+                raise RangeError(f"ignore={patterns!r:.100}: no tensor is left to merge; pass fewer patterns")
+        return {name: None for name in self.plan if of[name] in chosen}
 
     def _rate(self) -> float | None:
         """Return the optimizer's rate, which counts the rounds of the tensors."""
@@ -445,7 +454,7 @@ class _Job:
         else:
             after, idle, having, described = 0, dict[str, int](), [*self.plan], None
         path, advice = folder / MOMENTS, f"delete {folder / REPORT} and {MOMENTS.parent} to start with new moments"
-        if self.optimizer is None and described is not None and self.only is not None:
+        if self.optimizer is None and described is not None and self.patterns:
             raise RangeError(f"base: has moments of {described!r:.200}; pass the same optimizer, or {advice}")
         if self.optimizer is None or (described is None and not path.exists()):
             return after, idle, []
@@ -460,11 +469,8 @@ class _Job:
             if due.get(name) != found.get(name) and (name in found or not is_mask(of, self.pattern[of])):
                 differ = f"{shorten(name)}: expected {due.get(name, 'nothing')}, got {found.get(name, 'nothing')}"
                 raise ArrayError(f"{path}, {differ}; copy the folder of the base again, or {advice}")
-        return (
-            after,
-            idle,
-            [{name: stored.get(f"{i}/{name}", NOTHING) for name in self.plan} for i in range(self.moments)],
-        )
+        turns, plan = range(self.moments), self.plan
+        return after, idle, [{name: stored.get(f"{i}/{name}", NOTHING) for name in plan} for i in turns]
 
     def _stepped(self) -> list[str]:
         return [name for name, form in self.plan.items() if self.is_stepped(form)]
@@ -534,10 +540,8 @@ class _Job:
             names = [self.main] if self.pattern.index is None else names
             if odd := [name for name in names if name.startswith(".") or not name.endswith(".safetensors")]:
                 raise ArrayError(f"{self.pattern.path}: names {shorten(odd[0])}; name the files *.safetensors")
-            found = [
-                Target(Path(name), header.text, header.file.state[2])
-                for name, header in zip(names, self.pattern.headers, strict=True)
-            ]
+            each = zip(names, self.pattern.headers, strict=True)
+            found = [Target(Path(name), header.text, header.file.state[2]) for name, header in each]
         else:
             found = [_target(Path(self.main), {name: (form.dtype, form.shape) for name, form in self.forms.items()})]
         return [*found, *([_target(MOMENTS, self._moment_forms(self.with_moments()))] if self.moments else [])]
@@ -545,7 +549,7 @@ class _Job:
     def of_fragments(self) -> dict[str, Any]:
         """Return the entries of the report if not all tensors had all rounds, or have moments."""
         idle = {name: n for name in self.plan if (n := self.idle.get(name, 0) + (name not in self.chosen))}
-        found: dict[str, Any] = {} if self.only is None else {"only": self.only}
+        found: dict[str, Any] = dict(self.patterns)
         having = self.with_moments()
         if self.moments and self.plan.keys() - self.chosen - {*having}:
             found["moments"] = having
@@ -791,8 +795,8 @@ class _Pass:
         if not form.is_averaged:
             names = [*(job.labels[i] for i in self._kept), "base"]
             with_base = k + len(self._base) * (form.kind == "constant")
-            where = part.name if part.name in job.chosen else f"{part.name}, which is not merged and has no base"
-            return [cast(settled(where, form, zip(names, rows[:with_base], strict=False)), form.dtype)]
+            why, values = "" if part.name in job.chosen else OUTSIDE, zip(names, rows[:with_base], strict=False)
+            return [cast(settled(part.name, form, values, why), form.dtype)]
         given, x = self._read(rows, form, is_stepped=job.is_stepped(form))
         is_mean = x is None and self._combination is None and dtype_name(given[0]) == form.dtype
         n, kind = part.stop - part.start, form.dtype if is_mean else "float32"
@@ -811,8 +815,7 @@ class _Pass:
         """Return a part of x - gamma u, and the same part of each new moment."""
         job, n, x_out, outs = self._job, len(v), empty(len(v)), tuple[Any, ...]()
         if job.optimizer is None:
-            form = Linear(A=1)
-            u = empty(n)
+            form, u = Linear(A=1), empty(n)
             _, square = kernels.server_step(v, None, x, v_of=form, gamma=job.gamma, v=u, total_out=None, x_out=x_out)
         else:
             if not moments or len(moments[-1]) != n:

@@ -153,11 +153,12 @@ def are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def settled(name: str, form: TensorForm, values: Iterable[tuple[str, Any]]) -> npt.NDArray[Any]:
+def settled(name: str, form: TensorForm, values: Iterable[tuple[str, Any]], why: str = "") -> npt.NDArray[Any]:
     """Return the largest value of a counter, or the common value of a constant, as a new array.
 
     Args:
         values: the tensors in memory or in files, each after the name of its model.
+        why: the reason that a constant must be equal, if it is not its dtype.
     """
     first: Any = None
     for model, value in values:
@@ -169,7 +170,7 @@ def settled(name: str, form: TensorForm, values: Iterable[tuple[str, Any]]) -> n
         elif not are_equal(array, first):
             must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
             must += "; convert counts to float64" if form.dtype in INTEGERS else ""
-            raise RangeError(f"{model}, {name}: {must}")
+            raise RangeError(f"{model}, {name}: {why or must}")
     return np.array(largest)
 
 

@@ -260,8 +260,7 @@ def read_header(path: str | os.PathLike[str], folder: OpenFolder | None = None) 
         os.close(fd)
     header = text.tobytes()
     tensors: dict[str, StoredTensor] = {}
-    begin = 8 + length
-    at = 0
+    begin, at = 8 + length, 0
     for (start, stop), name, code, shape in sorted(_entries(str(path), header)):
         count, dtype = math.prod(shape), DTYPES.get(code)
         if dtype is None:
@@ -441,9 +440,8 @@ def is_part(name: str) -> bool:
 
 def _incomplete(names: Iterable[str]) -> str:
     """Return "1 of 5 files of a model" if files are missing according to the names of the others, else ""."""
-    found = collections.Counter(
-        (part[1], part[4], int(part[3])) for name in set(names) if (part := _PART.fullmatch(name))
-    )
+    parts = filter(None, map(_PART.fullmatch, set(names)))
+    found = collections.Counter((part[1], part[4], int(part[3])) for part in parts)
     return next((f"{n} of {count} files of a model" for (*_, count), n in found.items() if n < count), "")
 
 

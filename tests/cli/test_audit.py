@@ -35,6 +35,8 @@ def test_an_exported_log_can_be_checked_without_the_folder(tmp_path):
     assert [digest_of_text(line) for line in lines] == digests
     found = check(log, "--anchor", digests[1], "--anchor", digests[2], "--client", "1")
     assert (found.status, found.output.count("weight")) == (0, 3)
+    found = check(log, "--client", "11")
+    assert (found.status, "sound" in found.output, "did you mean '1'" in found.errors) == (2, True, True)
     log.write_text("\n".join(lines[:2]))
     assert check(log, "--anchor", digests[1]).status == 0
     assert check(log, "--anchor", digests[2]).status == 2
@@ -119,9 +121,10 @@ def test_other_files_are_errors(tmp_path):
 
 @pytest.mark.parametrize("entry", [7, {}, {"client": []}, {"client": "a", "weight": []}])
 def test_entries_of_any_type_are_listed_or_passed_over(tmp_path, entry):
+    is_listed = entry == {"client": "a", "weight": []}
     document = GOOD | {"what": "a round of a fedcore server", "updates": [entry], "rejected": None}
     (tmp_path / "log").write_text(json.dumps(document, sort_keys=True))
-    assert check(tmp_path / "log", "--client", "a").status == 0
+    assert check(tmp_path / "log", "--client", "a").status == (0 if is_listed else 2)
     run(tmp_path / "s")
     with sqlite3.connect(tmp_path / "s/index.sqlite") as index:
         index.execute("DELETE FROM documents")

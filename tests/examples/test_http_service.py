@@ -99,7 +99,7 @@ def test_rounds_are_those_of_the_server_alone(service, tmp_path):
             return x + number, 1, 10 * (number + 1)
 
         client = running.client(f"c{number}")
-        client.send = lambda *a, send=client.send, **k: answers.append(send(*a, **k))
+        client.send = lambda *a, send=client.send, **k: answers.append(send(*a, **k)) or answers[-1]
         client.run(train, rounds)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -155,6 +155,9 @@ def test_what_a_client_hears(service):
     assert "parts are missing" in one.send(0, np.ones(N - 1), steps=1, examples=1)["reason"]
     for wrong in ({"steps": 0}, {"examples": -1}, {"steps": "many"}):
         assert sent(one, 0, 1, **wrong)["status"] == "rejected"
+    before = running.metrics()['http_updates_total{status="rejected"}']
+    assert "finite" in sent(one, 0, np.nan)["reason"]
+    assert running.metrics()['http_updates_total{status="rejected"}'] == before + 1
     assert sent(one, 0, 2, update_id="a")["status"] == "held"
     assert sent(one, 0, 2, update_id="a")["status"] == "already counted"
     assert sent(one, 0, 2, update_id="b")["status"] == "rejected"  # a second one in a round
@@ -285,18 +288,20 @@ def test_a_service_without_secrets_does_not_start(tmp_path):
         (tmp_path / "key").write_text(content)
         with pytest.raises(ValueError, match="32 bytes"):
             key_of(tmp_path)
-    for token in ({}, {"ENROLMENT_TOKEN": ""}, {"ENROLMENT_TOKEN": "15 characters.."}):
+    new = tmp_path / "new"
+
+    def refused(token, *words):
         environment = {name: value for name, value in os.environ.items() if name != "ENROLMENT_TOKEN"} | token
-        command = [
-            sys.executable,
-            FOLDER / "service.py",
-            "--state",
-            tmp_path / "new",
-            "--port",
-            "0",
-            "--parameters",
-            "9",
-        ]
+        command = [sys.executable, FOLDER / "service.py", "--state", new, "--port", "0", *words]
         ended = subprocess.run(command, env=environment, capture_output=True, timeout=60)
         assert ended.returncode
-        assert b"16 characters" in ended.stderr
+        return ended.stderr
+
+    for token in ({}, {"ENROLMENT_TOKEN": ""}, {"ENROLMENT_TOKEN": "15 characters.."}):
+        assert b"16 characters" in refused(token, "--parameters", "9")
+    for words in (("--deadline", "-1"), ("--uploads", "0")):
+        assert b"Traceback" not in refused({"ENROLMENT_TOKEN": WELCOME}, *words)
+    assert not new.exists()
+    fedcore.Server.open(fedcore.Storage(new / "server", journal=True), np.zeros(9, "f4"), "FedAvg", [], lr=0.1).close()
+    message = refused({"ENROLMENT_TOKEN": WELCOME}, "--parameters", "10")
+    assert (message.count(b"\n"), b"Traceback" in message) == (1, False)

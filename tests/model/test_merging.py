@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import signal
 
@@ -466,8 +467,38 @@ def test_tensors_that_are_not_merged_need_a_base_or_are_equal(tmp_path):
     found = Safetensors(tmp_path / "out")
     assert np.asarray(found["a"]).tolist() == [2, 2, 2]
     assert np.asarray(found["b"]).tobytes() == given[0]["b"].tobytes()
-    with pytest.raises(errors.RangeError, match="a, which is not merged"):
-        merge(tmp_path / "other", saved(tmp_path, given), only=["b"])
+    heads = [given[1] | {"a": np.ones(2, np.float32)}, {"b": given[1]["b"]}]
+    for other in (given[1], *heads):
+        with pytest.raises(errors.FedcoreError, match=r"\ba\b.*only.*--base.*with the model whose tensors to keep"):
+            merge(tmp_path / "other", saved(tmp_path, [given[0], other]), only=["b"])
+
+
+def test_ignored_tensors_are_not_merged(tmp_path):
+    paths, base = [fragments(tmp_path, k) for k in (1, 2)], fragments(tmp_path, 9)
+    merge(tmp_path / "due", paths, base=base, only=["a.[bw]"])
+    report = merge(tmp_path / "out", paths, base=base, only="a.*", ignore=["*num*", "*running*"])
+    assert (report["only"], report["ignore"]) == (["a.*"], ["*num*", "*running*"])
+    ignored = [word for pattern in ("b.*", "*num*", "*running*") for word in ("--ignore", pattern)]
+    assert run("merge", tmp_path / "two", *paths, "--base", base, *ignored).status == 0
+    for name in ("out", "two"):
+        same(load_file(tmp_path / name / merging.MODEL), load_file(tmp_path / "due" / merging.MODEL))
+    for ignore, kind in {"x*": errors.UnknownNameError, "*": errors.RangeError}.items():
+        with pytest.raises(kind, match="ignore"):
+            merge(tmp_path / "other", paths, base=base, ignore=ignore)
+
+
+@pytest.mark.parametrize("change", [lambda name: f"{name}_more", lambda name: "x" * 999])
+def test_lists_of_names_end_between_names(tmp_path, change):
+    names = [f"base_model.model.layers.{i}.self_attn.q_proj.lora_A.weight" for i in range(9)]
+    paths = saved(tmp_path, [dict.fromkeys(them, np.ones(1, "f4")) for them in (names, map(change, names))])
+    for merged in (lambda: merge(tmp_path / "out", paths), lambda: merge(tmp_path / "out", paths, only="v")):
+        with pytest.raises(errors.FedcoreError) as e:
+            merged()
+        lists = re.findall(r"missing \d \((.*?)\)|unexpected \d \((.*?)\)|tensors are (.*)", str(e.value))
+        for text in filter(None, (text for one in lists for text in one)):
+            shown, _, more = text.partition(" and ")
+            assert set(shown.split(", ")) <= {*names, *map(change, names)} or shown.endswith("xxx...")
+            assert more == f"{9 - len(shown.split(', '))} more" or shown.endswith("xxx...")
 
 
 def test_patterns_that_choose_nothing_are_refused(tmp_path):
@@ -478,8 +509,9 @@ def test_patterns_that_choose_nothing_are_refused(tmp_path):
     for only in ([], [3], [None, "w"]):
         with pytest.raises(errors.RangeError, match="only"):
             merge(tmp_path / "out", paths, only=only)
-    with pytest.raises(errors.RangeError, match="only"):
-        merge(tmp_path / "out", [adapter(tmp_path / "adapter")], only="*A*", lora="product")
+    for k, name in enumerate(("only", "ignore")):
+        with pytest.raises(errors.RangeError, match=name):
+            merge(tmp_path / "out", [adapter(tmp_path / f"adapter{k}")], **{name: "*A*"}, lora="product")
     with pytest.raises(errors.ArrayError, match="missing 1"):
         write_model({"v": np.ones((3, 5), np.float32)}, tmp_path / "part.safetensors")
         merge(tmp_path / "out", [tmp_path / "part.safetensors"], base=paths[0], only=["v", "w"])
@@ -532,7 +564,7 @@ def test_models_that_do_not_fit_are_named(tmp_path):
         r"client 1 .*bad.*, codes\b.*equal": given[0] | {"codes": torch.zeros(6, dtype=torch.uint8)},
         r"client 1 .*bad.*, w\b.*shape": given[0] | {"w": torch.zeros(4)},
         r"client 1 .*bad.*missing 1 \(n\)": {name: tensor for name, tensor in given[0].items() if name != "n"},
-        r"client 1 .*bad.*unexpected 5 \(x0, x1, x2, \.\.\.\)": given[0] | {f"x{k}": torch.zeros(1) for k in range(5)},
+        r"client 1 .*bad.*unexpected 5 \(x0, x1, x2, x3, x4\)": given[0] | {f"x{k}": torch.zeros(1) for k in range(5)},
     }.items():
         write_model(bad, tmp_path / "bad.safetensors")
         with pytest.raises(errors.FedcoreError, match=message):
