@@ -39,11 +39,8 @@ from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.experiment.trial import TrialParts, build, rounds
 from fedcore.sim.reports.statistics import interval_of
 
-LAWS = {
-    "mnist": ("bernoulli", "markov", "sine", "stragglers"),
-    "fashion": ("bernoulli", "stragglers"),
-    "cifar": ("bernoulli",),
-}
+LAWS = {"mnist": ("bernoulli", "markov", "sine", "stragglers"), "fashion": ("bernoulli", "stragglers")}
+LAWS["cifar"] = ("bernoulli",)
 KNOWN, KNOWN_RATE, FIRST = "FedAvg, known p", 0.3, "FedAvg"
 LIMITED, LIMITED_RATE, LIMIT = "FedAWE, limited", 0.3, 0.5
 RATES, TUNING_SEED = (0.3, 1.0, 0.1, 0.03, 0.01, 0.003), 100
@@ -114,9 +111,8 @@ def lines_of(data, law, order, seed, rate):
 
 def run(path, data, laws, seeds, rates):
     """Add the missing runs to the results, seed by seed."""
-    known = set()
-    if path.exists():
-        known = set(pandas.read_csv(path)[KEY].astype(str).itertuples(index=False, name=None))
+    runs = pandas.read_csv(path)[KEY].astype(str) if path.exists() else pandas.DataFrame(columns=KEY)
+    known = set(runs.itertuples(index=False, name=None))
     path.with_suffix(".json").write_text(json.dumps(describe(), indent=1) + "\n")
     with path.open("a", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
@@ -226,8 +222,7 @@ def draw(path, data, picture):
         for axes in panels[:, column]:
             axes.set_ylim(bottom=max(0, 100 * frame["accuracy"].max() - 50))
             axes.grid(alpha=0.3)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("test accuracy, %")
+    figure.supylabel("test accuracy, %")
     figure.legend(loc="outside lower center", ncols=6, fontsize=9)
     figure.savefig(picture, dpi=100)
 

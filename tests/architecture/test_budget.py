@@ -15,7 +15,7 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 7_024,
+    "bench": 7_019,
     "csrc": 11_731,
     "tests": 65_067,
     "fedcore": 2_810,
