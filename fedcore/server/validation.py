@@ -743,8 +743,9 @@ class UpdateReader:
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
         numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
-        form = layout.n, numbers, state.buffers.ranges, layout.parts if self._cuts or settings.copies_models else []
         copied = 4 * layout.n * (settings.copies_models and state.upload is None)
+        in_parts = copied or (self._cuts and not settings.copies_models)
+        form = layout.n, numbers, state.buffers.ranges, layout.parts if in_parts else []
         return core.PlainUpdates(Update, state.registry.index, *form, copied, may_hold, state.update_buffers.owns)
 
     def check_buffers(self, y: Any, kind: Kind, started: int) -> None:

@@ -86,7 +86,7 @@ def test_a_change_that_fails_changes_nothing(tmp_path, monkeypatch):
         (dict(lr=0), RangeError, r"^rate\b"),
         (dict(lr=None), RangeError, r"^rate\b"),
         (dict(lr=1e39), RangeError, r"^lr\b"),
-        (dict(limits={"max_steps": 0}), RangeError, r"^limits\b"),
+        (dict(limits={"max_steps": 0}), RangeError, r"^max_steps\b"),
         (dict(aggregation="medain"), UnknownNameError, r"'medain'"),
         (dict(server_lr=0.5), RangeError, r"^server_lr\b"),
         (dict(limit=Limits()), UnknownNameError, r"^option\b.*'limits'"),
