@@ -30,7 +30,7 @@ from fedcore.store.slots import Codec, Geometry, RowFormat
 from fedcore.validation import expand_home
 
 FILE = "plan.json"
-SIZES = ((1_000, 10_000, 1_000), (100_000, 40, 4), (4_000_000, 10, 2))
+SIZES = ((1_000, 10_000, 1_000), (10_000, 1_000, 100), (100_000, 40, 4), (4_000_000, 10, 2))
 """The sizes of a measured model, and two numbers of updates in a round of each."""
 CLIENTS, ROUNDS = 500_000, 4
 """The clients of the server whose memory and disk space are measured, and the rounds with each number of updates."""
@@ -234,10 +234,10 @@ def measured(
 
         empty, crowd = (of(8, 8, 8, clients, own_ids=True) for clients in (8, CLIENTS))
         runs, (_, many, _), (n, *_) = [of(*size) for size in SIZES], SIZES[0], SIZES[-1]
-        costs = {"process": empty["process"], "vectors": (runs[-1]["memory"] - runs[-1]["rows"]) / n}
+        costs = {"process": empty["process"], "vectors": (runs[-1]["memory"] - runs[-1]["held"]) / n}
         costs |= {"client": (crowd["memory"] - empty["memory"]) / CLIENTS}
         costs |= {"disk_client": (crowd["disk"] - empty["disk"]) / CLIENTS}
-        costs |= {"update": (runs[0]["memory"] - runs[0]["rows"] - runs[0]["made"]) / many}
+        costs |= {"update": (runs[0]["memory"] - runs[0]["held"] - runs[0]["made"]) / many}
         costs |= {"disk_row": runs[0]["index"] / many, "disk_vectors": runs[-1]["vectors"] / n}
         costs |= {"server": seconds(runs, "rounds")} | _disk(Path(place))
         if has_edges:
@@ -253,7 +253,7 @@ def probe(
     """Run a server on one thread of a new process; return its bytes and CPU seconds.
 
     Each round has an update of each client of a random cohort. ``rounds`` has the seconds of each round. Memory is this
-    process's alone.
+    process's alone; ``held`` is that of its rows.
 
     Args:
         at: the folder in which the server's folder is made; None for a server in memory.
@@ -290,7 +290,7 @@ def probe(
                 round.add_partial_sum(message, "edge", clients=cohort)
                 found["sums"].append(process_time() - began)
             found["steps"].append(process_time() - began - found["sums"][-1])
-    found |= {"memory": _private() - base, "rows": 0 if folder else server.store.info().bytes}
+    found |= {"memory": _private() - base, "held": 0 if folder else server.store.info().bytes}
     found["replied"] = len(server.store)
     for file in Path(folder).iterdir() if folder else ():
         for name in ("disk", file.name.partition("-" if "-" in file.name else ".")[0]):

@@ -130,7 +130,7 @@ def test_a_large_round_is_the_sum_of_its_costs():
 
 
 def test_measured_costs_are_saved_and_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4), (1_000, 8, 2), (200_000, 4, 2)))
+    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4), (1_000, 8, 2), (20_000, 6, 2), (200_000, 4, 2)))
     monkeypatch.setattr(plan, "CLIENTS", 20_000)
     before = planned(*SIZES, "--costs", tmp_path / "costs")
     assert "documentation" in before["source"]
@@ -139,13 +139,20 @@ def test_measured_costs_are_saved_and_used(tmp_path, monkeypatch):
     assert [file.name for file in (tmp_path / "costs").iterdir()] == ["plan.json"]
     (saved,) = json.loads((tmp_path / "costs" / "plan.json").read_text()).values()
     assert measured["unit_costs"] == saved
-    assert {len(points) for key in ("server", "edge", "sum", "step") for points in [saved[key]]} == {3}
+    assert {len(points) for key in ("server", "edge", "sum", "step") for points in [saved[key]]} == {4}
     assert 10 < saved["disk_client"] < 40
     assert saved["disk_vectors"] == pytest.approx(8, rel=0.2)
     assert 0 < saved["process"] < 2**10 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     again = planned(*SIZES, "--costs", tmp_path / "costs")
     assert (again, "of this machine" in again["source"]) == (measured, True)
     assert "documentation" in planned(*SIZES, "--in-memory", "--costs", tmp_path / "costs")["source"]
+
+
+def test_measured_memory_is_without_rows_in_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4), (1_000, 8, 2), (20_000, 6, 2), (400_000, 8, 2)))
+    monkeypatch.setattr(plan, "CLIENTS", 100)
+    costs = planned(*SIZES, "--method", "MIFA", "--measure", "--costs", tmp_path)["unit_costs"]
+    assert 24 < costs["vectors"] < 90  # x, three sums in float64, and updates
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '{"FedAvg f32 folder": {}}', '{"FedAvg f32 folder": []}'])
