@@ -1,10 +1,10 @@
 """The accuracy of methods for absent and slow clients, paired by seed.
 
     export FEDCORE_DATA_DIR=...                                   # the folder of mnist/, fashion-mnist/ and cifar-10/
-    python -m bench.absence bench/absence-rates.csv --tune                   # the rates of the presets absence/mnist-*
-    python -m bench.absence bench/absence.csv                                # run it again to resume
-    python -m bench.absence bench/absence.csv --data fashion --seeds 3
-    python -m bench.absence bench/absence.csv --into docs/results.md --pictures docs
+    python -m bench.absence bench/absence-rates.csv.xz --tune                # the rates of the presets absence/mnist-*
+    python -m bench.absence bench/absence.csv.xz                             # run it again to resume
+    python -m bench.absence bench/absence.csv.xz --data fashion --seeds 3
+    python -m bench.absence bench/absence.csv.xz --into docs/results.md --pictures docs
 
 The settings are those of the presets absence/*. "FedAvg, known p" is added here: it divides an update by the share of
 the run's rounds in which its client takes part. "FedAWE, limited" scales the updates of each round as FedAWE's authors
@@ -17,7 +17,6 @@ round's accepted updates.
 """
 
 import argparse
-import csv
 import json
 from dataclasses import dataclass, field
 from functools import cache
@@ -113,20 +112,16 @@ def run(path, data, laws, seeds, rates):
     """Add the missing runs to the results, seed by seed."""
     runs = pandas.read_csv(path)[KEY].astype(str) if path.exists() else pandas.DataFrame(columns=KEY)
     known = set(runs.itertuples(index=False, name=None))
-    path.with_suffix(".json").write_text(json.dumps(describe(), indent=1) + "\n")
-    with path.open("a", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        if not file.tell():
-            lines.writerow(COLUMNS)
-        for seed, law, rate in product(seeds, laws, rates):
-            for order, method in enumerate(experiment(data, law, seed).algorithms):
-                used = (
-                    Trial(experiment(data, law, seed), order, seed).rate.lr.options["value"] if rate is None else rate
-                )
-                key = (data, law, method.label, str(float(used)), str(seed))
-                if key not in known:
-                    lines.writerows([*key, *line] for line in list(lines_of(data, law, order, seed, rate)))
-                    file.flush()
+    path.with_name(f"{path.name.partition('.')[0]}.json").write_text(json.dumps(describe(), indent=1) + "\n")
+    for seed, law, rate in product(seeds, laws, rates):
+        own = experiment(data, law, seed)
+        for order, method in enumerate(own.algorithms):
+            used = Trial(own, order, seed).rate.lr.options["value"] if rate is None else rate
+            key = (data, law, method.label, str(float(used)), str(seed))
+            if key not in known:
+                lines = [[*key, *line] for line in lines_of(data, law, order, seed, rate)]
+                frame = pandas.DataFrame(lines, columns=COLUMNS)
+                frame.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
 def results(frame, until=None):

@@ -15,9 +15,9 @@ FOLDERS_AT_THE_TOP, MODULES_AT_THE_TOP = 12, 12
 ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
-    "bench": 7_019,
+    "bench": 7_014,
     "csrc": 11_731,
-    "tests": 65_067,
+    "tests": 65_072,
     "fedcore": 2_810,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_282,
