@@ -157,7 +157,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("warm_start", "no start from gradients", "the method has no row or direction for them", _GRADIENTS),
     ("more than sums", "partial sums", "the method needs rows, second vectors or shares", _SUMS),
     ("Mean(weights)", "partial sums", "an edge weights its updates by the method", "use Mean()"),
-    ("counters", "partial sums"),
     ("fixed groups", "partial sums", "an edge does not know the groups that a client's first update fixed", _ROWLESS),
     ("partial updates", "masked sums", "masks hide which groups a client sends"),
     ("journal", "partial sums", "it keeps single updates", "leave it out; after a crash an edge sends its sum again"),

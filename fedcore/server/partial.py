@@ -18,11 +18,11 @@ from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.model import Layout
 from fedcore.options import Settings, describe
 from fedcore.rules.windows import as_float32
-from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, UpdateBatch, longest_term
+from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, UpdateBatch, longest_term
 from fedcore.server.requests import ModelVector, Nonnegative
 from fedcore.server.state import State
 from fedcore.server.update import raises_fedcore_errors
-from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, is_flag, require_flag
+from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, settle_counters
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import Represented, check_integer, is_integer, rejection_reason, short_repr, shorten
 
@@ -70,7 +70,7 @@ class PartialSum(Represented):
             w_i, |h_i|^2, and whether they sent buffers. Examples are 0 if clients report no number.
         rejected: (client, reason) of each rejected update.
         received: the bytes that the clients sent.
-        flags: (index of the client, name, bytes) of each flag in the clients' models.
+        counters: (index of the client, name, bytes) of each integer counter and flag in the clients' models.
         group_squares: float64[groups, k], |h_i|^2 over each group of tensors, or -1 if the client did not send it;
             ``squares`` is their sum. None without partial updates.
     """
@@ -91,7 +91,7 @@ class PartialSum(Represented):
     received: int = 0
     changes: ExactSum | None = None
     noise: float = 0.0
-    flags: tuple[tuple[int, str, bytes], ...] = ()
+    counters: tuple[tuple[int, str, bytes], ...] = ()
     group_squares: F64 | None = None
 
     @property
@@ -116,7 +116,7 @@ class PartialSum(Represented):
             "clients": list(self.clients),
             "refused": [list(entry) for entry in self.rejected],
             "received": self.received,
-            "flags": [(i, name, value.hex()) for i, name, value in self.flags],
+            "counters": [(i, name, value.hex()) for i, name, value in self.counters],
         }
         groups = [] if self.group_squares is None else [*self.group_squares]
         text = json.dumps(header | ({"groups": len(groups)} if groups else {})).encode()
@@ -148,7 +148,7 @@ class PartialSum(Represented):
                 raise TypeError("clients: must be a list")
             clients, made_under = tuple(map(canonical, header["clients"])), str(header["made_under"])
             rejected = tuple((canonical(client), shorten(str(reason))) for client, reason in header["refused"])
-            flags = tuple((i, name, bytes.fromhex(value)) for i, name, value in header.get("flags", ()))
+            counters = tuple((i, name, bytes.fromhex(value)) for i, name, value in header.get("counters", ()))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArrayError(f"partial: the header is malformed: {error!r}") from None
         k, at, rows = len(clients), start + size, len(COLUMNS) + groups
@@ -162,7 +162,7 @@ class PartialSum(Represented):
         values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=False))
         values["group_squares"] = columns[len(COLUMNS) :] if groups else None
         values["changes"] = None if p is None else ExactSum(words[2 * n : 2 * n + p], words[2 * n + p :])
-        more: dict[str, Any] = {"rejected": rejected, "received": received, "flags": flags}
+        more: dict[str, Any] = {"rejected": rejected, "received": received, "counters": counters}
         return cls(round, made_under, words[:n], words[n : 2 * n], clients, **values, **more)
 
     def _facts(self) -> dict[str, Any]:
@@ -326,24 +326,22 @@ class PartialSums:
             starts=np.full(k, partial.round),
             weights=partial.weights,
             squares=partial.squares,
-            counters=self._flags(partial),
+            counters=self._counters(partial),
         )
 
     @raises_fedcore_errors
-    def _flags(self, partial: PartialSum) -> list[dict[str, Any]]:
-        """Return the flags that each client sent, if they differ from the server's."""
-        now, found = self._state.snapshot.counters, [dict[str, Any]() for _ in partial.clients]
-        shapes = {piece.name: piece.shape for piece in self._settings.layout.constants if is_flag(piece)}
-        for i, name, value in partial.flags:
+    def _counters(self, partial: PartialSum) -> list[Counters]:
+        """Return the counters of each client, and its flags that differ from the server's."""
+        layout, now, found = self._settings.layout, self._state.snapshot.counters, [Counters() for _ in partial.clients]
+        shapes = {piece.name: piece.shape for piece in layout.outside}
+        for i, name, value in partial.counters:
             size = math.prod(shapes[name]) * now[name].itemsize if name in shapes else -1
             is_own = is_integer(i, 0, len(found) - 1) and len(value) == size
             if not is_own or (now[name].dtype == np.bool_ and max(value, default=0) > 1):
-                raise ArrayError(f"flags: {short_repr((i, name, value))} is not a client's flag of this model")
-            flag = np.frombuffer(value, now[name].dtype.newbyteorder("<")).astype(now[name].dtype)
-            if flag.tobytes() != now[name].tobytes():
-                require_flag(name, flag.reshape(shapes[name]), now[name])
-                found[i][name] = flag.reshape(shapes[name])
-        return found
+                raise ArrayError(f"counters: {short_repr((i, name, value))} is not a client's counter of this model")
+            counter = np.frombuffer(value, now[name].dtype.newbyteorder("<")).astype(now[name].dtype)
+            found[i][name] = counter.reshape(shapes[name])
+        return [settle_counters(layout, sent, now, "model") for sent in found]
 
     def _bounds(self, partial: PartialSum, longest: float) -> Iterator[Bound]:
         """Yield the interval of each column; later intervals depend on earlier columns."""
@@ -391,6 +389,7 @@ class PartialSums:
             "counts": batch.claims.counts,
             **{name: getattr(batch, name) for name in COLUMNS[3:]},
         }
+        counters = ((i, name, one) for i, own in enumerate(batch.counters) for name, one in own.items())
         return PartialSum(
             round=number,
             made_under=self.made_under,
@@ -402,11 +401,7 @@ class PartialSums:
             received=received,
             changes=changes,
             group_squares=total.squares_of(batch.clients) if self._settings.layout.groups else None,
-            flags=tuple(
-                (i, name, flag.astype(flag.dtype.newbyteorder("<")).tobytes())
-                for i, flags in enumerate(batch.counters)
-                for name, flag in flags.items()
-            ),
+            counters=tuple((i, name, one.astype(one.dtype.newbyteorder("<")).tobytes()) for i, name, one in counters),
         )
 
 

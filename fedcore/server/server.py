@@ -996,7 +996,7 @@ class EdgeAggregator:
             in an exact sum falls with this number.
 
     Raises:
-        RangeError: the method does not only add h, or the layout has integer counters (``fedcore.combines``).
+        RangeError: the method does not only add h (``fedcore.combines``).
         FedcoreError: as for ``Server``.
 
     Cost: 52 n bytes.
@@ -1034,12 +1034,17 @@ class EdgeAggregator:
         self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
         self._server.require_partial_sums()
         self._state: State = self._server._backend
-        # No flag of a client equals these, so that the sum has them all: the upper server's flags are not known here.
-        flags = {piece.name for piece in self._server.layout.constants if is_flag(piece)}
+        zeros = {piece.name: np.zeros(piece.shape, piece.dtype) for piece in self._server.layout.counters}
+        self._count_from(self._server.counters | zeros)
         for state in self._state.states:
-            counters = state.snapshot.counters.items()
-            own = {name: one.reshape(-1)[:0] if name in flags else one for name, one in counters}
-            state.snapshot, state.upper_population = state.snapshot._replace(counters=own), population
+            state.upper_population = population
+
+    def _count_from(self, counters: Counters) -> None:
+        """Set the upper server's counters; flags get another axis, so that none that a client sends equals its own."""
+        flags = {piece.name for piece in self._server.layout.constants if is_flag(piece)}
+        now = {name: one[np.newaxis] if name in flags else one for name, one in counters.items()}
+        for state in self._state.states:
+            state.snapshot = state.snapshot._replace(counters=now)
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
@@ -1051,6 +1056,7 @@ class EdgeAggregator:
 
         Args:
             x: the received ``Broadcast.x``: float32[n], its bytes, or a model that fits the layout. It is copied.
+                Only a model has the upper server's integer counters, to which clients' differences are added.
             round: the round's number.
 
         Raises:
@@ -1065,6 +1071,8 @@ class EdgeAggregator:
         if not kernels.all_finite([vector])[0]:
             raise ArrayError("x: a number is NaN or infinite")
         freeze(vector)
+        if flat is None:
+            self._count_from(server.layout.read_counters(x))
         self._state.start_from(vector, number)
         return server._open(server.settings.batch_size, may_hold=False, kind=EdgeRound)
 

@@ -28,12 +28,6 @@ def spawn(*arguments, cwd=None, **environment):
     )
 
 
-def run_code(code):
-    """Run Python code in a new process, which must succeed."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
 def output_of(*arguments):
     """The output of a command, which must succeed."""
     result = invoke(*arguments)

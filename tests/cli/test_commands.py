@@ -18,7 +18,8 @@ from fedcore.sim.data import datasets
 from fedcore.sim.experiment import config
 from fedcore.sim.experiment.results import read_folder
 from fedcore.sim.reports.report import FILES
-from tests.cli.command import SMALL, assert_rejected, invoke, output_of, run_code
+from tests.cli.command import SMALL, assert_rejected, invoke, output_of
+from tests.kit import python
 
 
 def test_quickstart_from_end_to_end(tmp_path, monkeypatch):
@@ -125,7 +126,7 @@ def test_list_breaks_no_name():
 
 def test_list_imports_neither_torch_nor_matplotlib():
     code = "import sys; from fedcore.cli import main; main(['list', 'data']); main(['list', 'partitions'])\n"
-    run_code(code + "assert 'torch' not in sys.modules; main(['list']); assert 'matplotlib' not in sys.modules")
+    python("-c", code + "assert 'torch' not in sys.modules; main(['list']); assert 'matplotlib' not in sys.modules")
 
 
 def expanded_braces(word):
@@ -193,7 +194,7 @@ def test_help_imports_no_slow_package():
         "    with contextlib.suppress(SystemExit): main(words)\n"
         "assert not {'torch', 'pandas', 'matplotlib', 'pydantic', 'rich', 'scipy'} & set(sys.modules)"
     )
-    run_code(code)
+    python("-c", code)
 
 
 def test_version():

@@ -12,6 +12,7 @@ import pytest
 import fedcore
 from fedcore import kernels
 from tests.kills import ended
+from tests.kit import python
 
 N = 1_000_003
 ROWS = [np.full(N, i, np.float32) for i in range(4)]
@@ -103,23 +104,18 @@ def test_the_interpreter_exits_with_sleeping_and_with_working_threads(ending):
         "def work():\n    for _ in range(20): kernels.squared_norms(rows)\n"
         f"work()\n{ending}\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
-
-
-def in_a_new_process(code, **environment):
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    python("-c", code)
 
 
 @pytest.mark.parametrize(("value", "due"), [("5", 5), ("4096", 4096)])
 def test_threads_come_from_the_environment(value, due):
-    done = in_a_new_process("import fedcore; print(fedcore.threads())", FEDCORE_THREADS=value)
+    done = python("-c", "import fedcore; print(fedcore.threads())", FEDCORE_THREADS=value)
     assert done.stdout.strip() == str(due)
 
 
 def test_the_default_number_of_threads():
     """Fewer than its cores with a quota of a control group; see tests/native/base/cores.cpp."""
-    done = in_a_new_process("import fedcore; print(fedcore.threads())", FEDCORE_THREADS="")
+    done = python("-c", "import fedcore; print(fedcore.threads())", FEDCORE_THREADS="")
     assert 1 <= int(done.stdout) <= len(os.sched_getaffinity(0))
 
 
@@ -144,8 +140,7 @@ def test_workers_leave_signals_to_the_callers_threads():
         "    assert time.monotonic() < deadline, {task: blocked(task) for task in workers}\n"
         "    time.sleep(0.01)\n"
     )
-    done = in_a_new_process(code)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
 
 
 def test_a_bad_number_of_threads_in_the_environment_is_an_error():
@@ -164,8 +159,7 @@ def test_a_bad_number_of_threads_in_the_environment_is_an_error():
         "fedcore.set_threads(2)  # settles it\n"
         "for call in calls: call()\n"
     )
-    done = in_a_new_process(code)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
 
 
 def test_a_machine_without_a_free_core():
@@ -199,5 +193,5 @@ def test_a_system_that_cannot_create_threads():
         "fedcore.kernels.weighted_sum(test_pool.ROWS, test_pool.WEIGHTS, out=out)\n"
         "print((out == test_pool.DUE).all(), status('Threads') - before)\n"
     )
-    done = in_a_new_process(code)
+    done = python("-c", code)
     assert done.stdout.splitlines() == ["none", "True 0", "True 2"], done.stderr

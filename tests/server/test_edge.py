@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import Compute, EdgeAggregator, Layout, Limits, Model, RoundPolicy, Server, Update, errors, rules
+from fedcore import Compute, EdgeAggregator, Limits, Model, RoundPolicy, Server, Update, errors, rules
 from fedcore.algorithms.rates import Exponential, InverseStep, rate_of_steps
 from tests.rejections import rejected_arguments
 
@@ -50,6 +50,7 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
     """Also of servers of single groups; a group without updates has no round, and one client sends a NaN."""
     model = {"w": np.ones((9, 7), np.float32), "b": np.ones(30, np.float32), "seen": np.array([False])}
     model |= {"running_var": np.ones(4, np.float32), "running_mean": np.zeros(5, np.float32)}
+    model |= {"batches": np.array(7)}
     clients = {client: 10 + client for client in range(CLIENTS)} if sizes else range(CLIENTS)
     options = dict(lr=Exponential(0.1, 0.5), limits=Limits(max_norm=1e6))
     options |= {} if name == "FedExP" else {"server_lr": Exponential(0.9, 0.8)}
@@ -70,12 +71,13 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
         sent = {}
         for client in range(CLIENTS):
             rng = np.random.default_rng([t, client])
-            y = {k: v + np.float32(rng.normal(size=v.shape)) for k, v in model.items() if k != "seen"}
+            y = {k: v + np.float32(rng.normal(size=v.shape)) for k, v in model.items() if v.dtype == np.float32}
             y["running_var"] = np.abs(y["running_var"])
             y["w" if t == 1 else "b"][..., 0] *= np.float32(np.nan if client == t else 1)
             groups = {"head"} if t == 1 else [{"head"}, {"rest"}, {"head", "rest"}][(client + t) % 3]
             groups = groups | ({"rest"} if client == t != 1 else set())
-            y = {k: v for k, v in (y | {"seen": np.array([t != 3])}).items() if group_of(k) in groups}
+            y |= {"seen": np.array([t != 3]), "batches": np.array(9 * client + t)}
+            y = {k: v for k, v in y.items() if group_of(k) in groups}
             sent[client] = Update(client, y, steps=1 + client % 3, examples=10 + client)
         due = straight.round([sent[client] for client in range(CLIENTS)])
         with server.open_round() as round:
@@ -85,7 +87,8 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
                 round.add_partial_sum(own.to_bytes(), "edge", clients=edge.clients)
         report = round.report
         assert server.x.tobytes() == straight.x.tobytes()
-        assert server.counters["seen"] == straight.counters["seen"]
+        for k in ("seen", "batches"):
+            assert server.counters[k].tobytes() == straight.counters[k].tobytes()
         assert [client for client, _ in report.rejected] == [client for client, _ in due.rejected] == [t]
         assert report.norms.tobytes() == due.norms.tobytes()
         for group, one in plain.items():
@@ -106,21 +109,28 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
         assert server.counters["seen"] == (t != 3)  # also if it equals that of the edge's model
 
 
-def test_bfloat16_and_named_tensors_reach_an_edge():
+@pytest.mark.parametrize("kind", ["model", "delta"])
+def test_tensors_by_name_and_counters_reach_an_edge(kind):
+    """Also if it was made with other counters. One client's flag has a NaN, and another's counter is very large."""
     torch = pytest.importorskip("torch")
-    x0 = {"w": torch.linspace(-1, 1, 60).to(torch.bfloat16), "b": torch.zeros(5)}
-    server = Server(x0, "FedAvg", 2, lr=0.1, compute=Compute(accumulator="exact"))
-    edge = EdgeAggregator(x0, "FedAvg", [0, 1], lr=0.1)
-    for t in range(3):
-        sent = server.broadcast([0, 1]).x
-        y = {"w": torch.linspace(-1, 1 + t, 60).to(torch.bfloat16), "b": torch.full((5,), 0.3)}
-        partial = edge.fold(sent, [Update(0, y, steps=1), Update(1, y, steps=1)], round=t)
+    model = {"w": torch.linspace(-1, 1, 60).to(torch.bfloat16), "batches": torch.tensor(5)}
+    model |= {"low": torch.full((3,), torch.inf, dtype=torch.float64)}
+    server, straight = (Server(model, clients=4, lr=0.1, compute=EXACT) for _ in range(2))
+    edge = EdgeAggregator(model | {"batches": torch.tensor(10**9)}, "FedAvg", range(3), lr=0.1)
+    for number in range(3):
+        model |= {"w": model["w"] * 1.5, "low": torch.zeros(3, dtype=torch.float64)}
+        sent = [Update(i, model | {"batches": torch.tensor(20 + number + i * 2**49)}, 1, kind=kind) for i in range(4)]
+        sent[1].value["low"] = torch.tensor([0.0, torch.nan, 0.0], dtype=torch.float64)
+        due = straight.round(sent)
         with server.open_round() as round:
-            round.add_partial_sum(partial, "edge")
-            report = round.finish()
-        assert report.rejected == ()
-        assert report.accepted == (0, 1)
-    assert Layout.of(x0).n == 65
+            round.add_partial_sum(edge.fold(server.tensors(), sent[:3], round=number).to_bytes(), "edge")
+            round.add_batch(sent[3:])
+        assert server.x.tobytes() == straight.x.tobytes()
+        assert str(server.counters) == str(straight.counters)
+        assert round.report.rejected == due.rejected
+        assert [client for client, _ in due.rejected] == [1] * (kind == "model")
+    assert server.counters["batches"] > 5
+    assert (server.counters["low"] == 0).all() == (kind == "model")
 
 
 @pytest.mark.parametrize(("lr", "rejected"), [(0.01, []), (0.5, []), (0.5000001, [("edge", "eta_steps")])])
@@ -199,8 +209,6 @@ def test_arguments_of_the_upper_server_are_rejected():
             EdgeAggregator(x0, "FedAvg", [0], lr=0.1, **{name: None})
     with pytest.raises(errors.RangeError, match=r"MIFA.*partial sums"):
         EdgeAggregator(x0, "MIFA", [0], lr=0.1)
-    with pytest.raises(errors.RangeError, match=r"^counters\b.*steps.*partial sums"):
-        EdgeAggregator({"w": x0, "steps": np.array(0)}, "FedAvg", [0], lr=0.1)
     edge = EdgeAggregator(x0, "FedAvg", [0], lr=0.1)
     with pytest.raises(errors.ArrayError, match=r"^x\b"):
         edge.open_round(np.full(N, np.nan, np.float32), round=0)

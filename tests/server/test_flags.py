@@ -138,11 +138,11 @@ def test_a_wrong_flag_of_an_edge_is_rejected(wrong):
     made = server(compute=Compute(accumulator="exact"))
     edge = EdgeAggregator(state(), "FedAvg", range(3), lr=0.1)
     partial = edge.fold(made.x, [Update(i, state(), 1) for i in range(3)], round=0)
-    partial = replace(partial, flags=(WRONG_FLAGS[wrong],))
+    partial = replace(partial, counters=(WRONG_FLAGS[wrong],))
     for sent in (partial, partial.to_bytes()):
         with made.open_round() as round:
             round.add_partial_sum(sent, "edge")
-            assert [sender for sender, reason in round.rejected if "flags" in reason or "list" in reason] == ["edge"]
+            assert [sender for sender, reason in round.rejected if "counters" in reason or "list" in reason] == ["edge"]
             round.abort()
 
 

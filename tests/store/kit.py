@@ -67,22 +67,21 @@ def fail_at(monkeypatch, call, error, names):
     return called
 
 
-def full(name):
-    """The system's error when the disk is full."""
+def error_of(name, number, text, code):
+    """The system's error, or that of SQLite in a commit."""
     if name != "commit":
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        return OSError(number, os.strerror(number))
+    error = sqlite3.OperationalError(text)
+    error.sqlite_errorcode = code
     return error
+
+
+def full(name):
+    return error_of(name, errno.ENOSPC, "database or disk is full", sqlite3.SQLITE_FULL)
 
 
 def broken(name):
-    """The system's error when the disk fails."""
-    if name != "commit":
-        return OSError(errno.EIO, os.strerror(errno.EIO))
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-    return error
+    return error_of(name, errno.EIO, "disk I/O error", sqlite3.SQLITE_IOERR_FSYNC)
 
 
 def each_call(start, monkeypatch, failure, **options):

@@ -15,6 +15,7 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, errors
 from fedcore.store.files import disk
+from tests.kit import python
 from tests.store.disks import SIZES, fill, image, mounted
 from tests.store.kit import CALLS, broken, content, each_call, fail_at, full, write
 
@@ -22,17 +23,6 @@ N = 20_000
 HERE = Path(__file__).parent
 PROGRAM = HERE / "small_disk.py"
 ROOT = HERE.parents[1]
-
-
-def run(*command):
-    return subprocess.run(
-        list(map(str, command)),
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
 
 
 def attempt(store, round):
@@ -194,7 +184,7 @@ with ClientStore(5, 10, medium="mmap", path={str(tmp_path / "store")!r}) as stor
     store.stage(1)
     print("well")
 """
-    done = run(sys.executable, "-c", program)
+    done = python("-c", program, timeout=1200)
     assert done.stdout == f"StoreError {tmp_path / 'store' / 'rows.slots'}: growing failed: File too large\nwell\n"
 
 
@@ -231,8 +221,7 @@ print("well")
 
 def test_a_log_that_may_not_grow(tmp_path):
     """As with a quota: the write failed, so certainly nothing was committed."""
-    done = run(sys.executable, "-c", LIMITED, tmp_path / "store")
-    assert done.returncode == 0, done.stderr
+    done = python("-c", LIMITED, tmp_path / "store", timeout=1200)
     assert "index.sqlite: writing failed, perhaps because of a quota" in done.stdout
     assert done.stdout.endswith("\nwell\n")
 
@@ -241,7 +230,8 @@ def test_a_disk_that_is_really_full(tmp_path):
     mount = f"mount -t tmpfs -o size=4m tmpfs {tmp_path} && exec {sys.executable} {PROGRAM} {tmp_path}"
     if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("users cannot mount a small disk on this system")
-    done = run("unshare", "-rm", "sh", "-c", mount)
+    command = ["unshare", "-rm", "sh", "-c", mount]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "No space left on device" in done.stdout
     assert done.stdout.endswith("well\n")
@@ -301,8 +291,7 @@ def mounted_disk(request, tmp_path):
 
 def test_rounds_until_the_disk_is_full_and_after_space_is_freed(mounted_disk):
     fill(mounted_disk, leave=8 << 20)
-    done = run(sys.executable, PROGRAM, mounted_disk)
-    assert done.returncode == 0, done.stderr
+    done = python(PROGRAM, mounted_disk, timeout=1200)
     assert "No space left on device" in done.stdout or "the disk is full" in done.stdout
     assert done.stdout.endswith("well\n")
 
@@ -312,6 +301,7 @@ import os, sys
 import numpy as np
 from pathlib import Path
 from fedcore import ClientStore, errors
+from tests.kit import python
 from tests.store.disks import fill
 n = 20_000
 store = ClientStore(100, n, medium="mmap", path=Path(sys.argv[1], "store"))
@@ -342,8 +332,7 @@ def test_a_disk_that_fills_up_while_a_round_is_open(mounted_disk, tmp_path):
     """Staged rows were written back; a copy-on-write file system needs new space to write them again."""
     program = tmp_path / "written_back.py"
     program.write_text(WRITTEN_BACK)
-    done = run(sys.executable, program, mounted_disk)
-    assert done.returncode == 0, f"ended by signal {-done.returncode}: {done.stdout}{done.stderr}"
+    done = python(program, mounted_disk, timeout=1200)
     assert done.stdout.endswith("end\n")
     with ClientStore.open(mounted_disk / "store") as store:
         assert store.verify() == []
@@ -355,8 +344,7 @@ def test_a_disk_that_fills_up_while_a_round_is_open(mounted_disk, tmp_path):
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
 @pytest.mark.parametrize("kills", [25, pytest.param(400, marks=pytest.mark.endurance)])
 def test_killed_at_any_moment(mounted_disk, kills, durability):
-    done = run(sys.executable, HERE / "killed.py", mounted_disk, durability, kills, 3)
-    assert done.returncode == 0, done.stderr
+    done = python(HERE / "killed.py", mounted_disk, durability, kills, 3, timeout=1200)
     assert json.loads(done.stdout)["rounds"] > 0
 
 

@@ -17,6 +17,7 @@ from tests.adapters.flower.local_grid import LocalGrid
 from tests.secure.sessions import LIES, Lie, spoiled_words
 
 X = {"w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8, "running_mean": np.ones(2, np.float32)}
+X |= {"num_batches_tracked": np.array(3)}
 NODES = [2**64 - 5, 2**63 + 11, 17, 2**40, 123456789]
 OPTIONS = dict(
     lr=0.5,
@@ -180,7 +181,7 @@ def test_a_node_leaves_a_sum_for_which_others_got_another_message(what):
                 if message.metadata.dst_node_id == NODES[2]:
                     content = message.content
                     if what == "model":
-                        content["arrays"] = ArrayRecord({name: Array(x * 2) for name, x in X.items()})
+                        content["arrays"] = ArrayRecord({name: Array(np.asarray(x * 2)) for name, x in X.items()})
                     else:
                         name = {"config": "config", "instructions": "fedcore", "more": "more"}[what]
                         old = content.get(name, {})

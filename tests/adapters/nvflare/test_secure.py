@@ -17,6 +17,7 @@ from tests.adapters.drivers.nvflare import LocalController
 from tests.secure.sessions import LIES, Lie
 
 X = {"w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8}
+COUNTED = X | {"num_batches_tracked": np.array(3)}
 NAMES = [f"site-{i}" for i in range(5)]
 OPTIONS = dict(
     lr=0.5,
@@ -34,7 +35,8 @@ def train(number):
     """Return updates of short numbers, so that no float operation rounds in the first round."""
 
     def trained(received):
-        params = {name: x - np.float32((number + 1) / 64) for name, x in received.params.items()}
+        params = {"w": received.params["w"] - np.float32((number + 1) / 64)}
+        params |= {name: x + 2 for name, x in received.params.items() if name != "w"}
         return reply(params, steps=2, examples=10 + number)
 
     return trained
@@ -57,12 +59,13 @@ def signing(**options):
 @pytest.mark.parametrize("dropped", [(), ("site-3",)])
 @pytest.mark.parametrize("method", ["FedAvg", "FedNova"])
 def test_a_masked_round_gives_the_model_of_an_unmasked_round(method, dropped):
-    controller = LocalSecure({name: masked(name, dropped) for name in NAMES}, X, method, **OPTIONS)
+    controller = LocalSecure({name: masked(name, dropped) for name in NAMES}, COUNTED, method, **OPTIONS)
     controller.run()
     left = {name: train(i) for i, name in enumerate(NAMES) if name not in dropped}
-    plain = LocalController(left, X, method, **OPTIONS)
+    plain = LocalController(left, COUNTED, method, **OPTIONS)
     plain.run()
     assert controller.server.x.tobytes() == plain.server.x.tobytes()
+    assert [int(made.server.counters["num_batches_tracked"]) for made in (controller, plain)] == [3, 5]
     assert not np.array_equal(controller.server.x, X["w"].ravel())
     assert set(controller.reports[0].accepted) == set(left)
     assert controller.saved[-1].params["w"].shape == (3, 4)
