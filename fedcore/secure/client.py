@@ -55,7 +55,7 @@ class SecureClient(Represented):
     ...         accepted = secure.receive(i, clients[i].answer(message, words))
     ...     secure.close_phase()
     >>> with server.open_round() as round:
-    ...     round.add_partial_sum(secure.partial_sum(server), "masked sum")
+    ...     _ = round.add_partial_sum(secure.partial_sum(server), "masked sum")
     >>> server.x
     array([1., 4.], dtype=float32)
     """

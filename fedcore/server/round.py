@@ -461,7 +461,7 @@ class Round(OpenRound):
     @one_call
     def add_partial_sum(
         self, partial: PartialSum | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
-    ) -> None:
+    ) -> Reply:
         """Add a partial sum of ``Round.partial_sum``, with the bits of adding each of its updates here.
 
         The sum is accepted as a whole, or rejected and listed in the report with the sender. Rules that compare updates
@@ -471,6 +471,9 @@ class Round(OpenRound):
         Args:
             clients: the edge's own clients. The server rejects a sum or rejection of any other client. Default: the
                 edge may send for every client.
+
+        Returns:
+            The ``Reply``: accepted, or rejected with the reason.
 
         Raises:
             RoundError: the round is closed.
@@ -485,7 +488,7 @@ class Round(OpenRound):
         joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
         if isinstance(joined, str):
             self._rejected.append((sender, joined), is_known=sender in self._clients)
-            return
+            return Reply("rejected", joined)
         batch, rejected = joined
         for one in rejected:  # of an edge, which may name any client
             self._rejected.append(one, is_known=one[0] in self._clients)
@@ -493,6 +496,7 @@ class Round(OpenRound):
             self._summed.update(batch.clients)
             self._folded.append(batch)
         self._note_arrivals()
+        return ACCEPTED
 
     @cached_property
     def _partials(self) -> PartialSums:
@@ -737,9 +741,7 @@ class Round(OpenRound):
         self._read_plain()
         self._known.update(self._keys_of(batch, self._arrivals - 1))
         self._held.append(batch)
-        if not (is_safe or self._keeps_vectors):
-            self._fold_held()
-        if sum(map(len, self._held)) >= self._batch_size:
+        if not (is_safe or self._keeps_vectors) or sum(map(len, self._held)) >= self._batch_size:
             self._fold_held()
 
     def _own(self, batch: UpdateBatch, *, is_safe: bool) -> None:

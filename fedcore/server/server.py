@@ -1011,7 +1011,7 @@ class EdgeAggregator:
     ...         with edge.open_round(server.broadcast(edge.clients).x, round=server.round_number) as own:
     ...             for client in edge.clients:
     ...                 _ = own.add(client, np.float32([client, 1]), steps=5)
-    ...             round.add_partial_sum(own.partial_sum().to_bytes(), "edge", clients=edge.clients)
+    ...             _ = round.add_partial_sum(own.partial_sum().to_bytes(), "edge", clients=edge.clients)
     >>> server.x
     array([1.5, 1. ], dtype=float32)
     """

@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_257,
     "fedcore/kernels": 505,
     "fedcore/model": 2_508,
-    "fedcore/server": 7_254,
+    "fedcore/server": 7_253,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,

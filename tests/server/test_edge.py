@@ -84,7 +84,7 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
             round.add_batch([sent[client] for client in OWN[t % 3]])  # without an edge
             for edge in edges[t % 3 + 1 :] + edges[: t % 3]:
                 own = edge.fold(server.broadcast([]).x, [sent[client] for client in edge.clients], round=t)
-                round.add_partial_sum(own.to_bytes(), "edge", clients=edge.clients)
+                assert round.add_partial_sum(own.to_bytes(), "edge", clients=edge.clients).status == "accepted"
         report = round.report
         assert server.x.tobytes() == straight.x.tobytes()
         for k in ("seen", "batches"):
