@@ -15,17 +15,9 @@ from uuid import uuid4
 import numpy as np
 
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
-from fedcore.files import (
-    NAMED,
-    is_own_folder,
-    part_of,
-    read_bytes,
-    require_own_file,
-    require_same,
-    write_text,
-)
+from fedcore.files import NAMED, is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
-from fedcore.server.folder import JOURNAL, checkpoint_errors, group_folders, open_part, server_state
+from fedcore.server.folder import JOURNAL, checkpoint_errors, group_folders, open_part, require_groups, server_state
 from fedcore.server.requests import concatenate
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files import disk
@@ -165,14 +157,11 @@ class ShardInfo:
             stores = [opened.enter_context(ClientStore.open(home, **options))]
             require_same(home, found, os.lstat(home))
             self.require(stores[0].state)
-            folders = group_folders(home)
-            if len(folders) != len(self.groups):
-                raise CheckpointError(
-                    f"{self.folder}: has {len(folders)} of {len(self.groups)} groups of tensors; load a backup"
-                )
-            for folder in folders:
+            for folder in group_folders(home):
                 stores.append(opened.enter_context(open_part(folder, **options)))
-                self.require(stores[-1].state)
+            state, *groups = [self.require(store.state) for store in stores]
+            with checkpoint_errors(home):
+                require_groups(home, state, groups)
             opened.pop_all()
         return stores
 

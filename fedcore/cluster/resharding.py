@@ -27,6 +27,7 @@ from fedcore.server.folder import (
     group_folders,
     journal_of,
     open_part,
+    require_groups,
     server_state,
     transactions,
 )
@@ -260,6 +261,7 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
     with checkpoint_errors(folder):
         if len({transactions(rows) for rows in stores}) > 1:
             raise StoreError(f"{folder}: the last change is incomplete; load the server once to roll it back")
+        require_groups(folder, stores[0].state, [rows.state for rows in stores[1:]])
         documents = documents_in(stores[0])
         whole = Range(0, layout.n, layout.n_parameters)
         if not layout.groups and "nonnegative" not in settings:

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -401,6 +401,7 @@ def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
     try:
         with checkpoint_errors(path):
             state = server_state(path, rows.state, shard=None)
+            require_groups(path, state, map(state_of, group_folders(Path(path))))
             if state["settings"]["layout"].get("groups"):
                 return []  # each group has a server's folder
             _require_place(state)
@@ -593,21 +594,13 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
         state = server_state(path, store.state)
         layout = Layout.from_state(state["settings"]["layout"])
         if layout.groups:
-            return _read_groups(Path(path), layout)
-        x = store.vector("x")
-        if x is None or x.dtype != np.float32 or x.shape != (layout.n,):
-            raise ValueError(
-                f"x: expected float32[{layout.n}], got {'nothing' if x is None else f'{x.dtype}{x.shape}'}"
-            )
-        counters = {}
-        for piece in layout.outside:
-            counter = store.vector(f"counter/{piece.name}")
-            if counter is None or counter.size != int(np.prod(piece.shape)):
-                raise ValueError(
-                    f"counter {piece.name}: expected an array of shape {piece.shape}, got {counter!r:.100}"
-                )
-            counters[piece.name] = copied(counter).reshape(piece.shape)
-        return SavedModel(layout, copied(x), counters, int(state["numbers"]["round_number"]))
+            return _read_groups(Path(path), state, layout)
+        counters = {piece.name: (f"counter/{piece.name}", piece.shape) for piece in layout.outside}
+        names = {"x", *(name for name, _ in counters.values())}
+        vectors: dict[str, Any] = {name: store.vector(name) for name in store.vector_names() if name in names}
+        _require_vectors(vectors, layout.n, layout.n_parameters)
+        found = {piece: copied(vectors[name]).reshape(shape) for piece, (name, shape) in counters.items()}
+        return SavedModel(layout, copied(vectors["x"]), found, int(state["numbers"]["round_number"]))
 
 
 def group_folders(path: Path) -> list[Path]:
@@ -618,6 +611,16 @@ def group_folders(path: Path) -> list[Path]:
     for group in groups:
         part_of(group)
     return groups
+
+
+def require_groups(path: object, state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise CheckpointError unless the states of a server's groups are those of its groups, in their order."""
+    layout, *found = (Layout.from_state(one["settings"]["layout"]) for one in (state, *groups))
+    if len(found) != len(layout.groups):
+        raise CheckpointError(f"{path}: has {len(found)} of {len(layout.groups)} groups of tensors; load a backup")
+    for i, (name, own) in enumerate(layout.of_groups.items()):
+        if found[i] != own:
+            raise CheckpointError(f"{path}/{GROUPS}/{i}: has other tensors than the group {name!r}; load a backup")
 
 
 def journal_of(path: Path) -> Path | None:
@@ -638,7 +641,8 @@ def open_part(path: Path, **options: Any) -> ClientStore:
     return store
 
 
-def _read_groups(path: Path, layout: Layout) -> SavedModel:
+def _read_groups(path: Path, state: Mapping[str, Any], layout: Layout) -> SavedModel:
+    require_groups(path, state, map(state_of, group_folders(path)))
     groups = dict(zip(layout.groups, map(read_model, group_folders(path)), strict=True))
     if len(rounds := {group.round_number for group in groups.values()}) > 1:
         torn = incomplete_change(group_folders(path))

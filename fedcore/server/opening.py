@@ -21,6 +21,7 @@ from fedcore.server.folder import (
     agree,
     checkpoint_errors,
     group_folders,
+    require_groups,
     require_plausible,
     server_state,
 )
@@ -256,11 +257,9 @@ def resumed_state(
     if not settings.layout.groups and len(stores) == 1:
         return _resumed_part(rows, saved, settings, reducers.get(None)), saved["settings"]
     groups = dict[str, State]()
-    for (name, layout), store in zip(settings.layout.of_groups.items(), stores[1:], strict=True):
-        saved_group, own = read(store)
-        if own.layout != layout:
-            raise CheckpointError(f"{store.path}: has other tensors than the group {name!r}; load a backup")
-        groups[name] = _resumed_part(store, saved_group, own, reducers.get(name))
+    require_groups(rows.path or "store", saved, [store.state for store in stores[1:]])
+    for name, store in zip(settings.layout.groups, stores[1:], strict=True):
+        groups[name] = _resumed_part(store, *read(store), reducers.get(name))
     vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
     snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
     here = snapshot.round_number, snapshot.ledger

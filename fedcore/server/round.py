@@ -60,13 +60,7 @@ from fedcore.server.update import (
     digest_of_id,
     immutable_copy,
 )
-from fedcore.server.validation import (
-    NOT_FINITE,
-    Decision,
-    ReadUpdate,
-    Validator,
-    Weighing,
-)
+from fedcore.server.validation import NOT_FINITE, Decision, ReadUpdate, Validator, Weighing
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, listed, rejection_reason
 

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedcore.cluster import Slices, manifest
 from fedcore.errors import CheckpointError, RangeError, RoundError, StoreError
 from fedcore.model import Layout
 from fedcore.rules import ClipToMedian, Krum, PrivateMean, TrimmedMean
+from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
 from fedcore.testing import ServerContract
 from tests.cli.command import invoke, output_of
@@ -99,7 +101,7 @@ class TestGroupsOnShards(ServerContract):
 
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
     options = ServerContract.options | {
-        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
+        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]}
     }
     buffers = ServerContract.buffers[:1]  # a group may get too few updates for a robust rule
     shapes = {"w": (2, 16_384), "b": (1_000,)}
@@ -346,8 +348,13 @@ def test_group_folders_that_are_missing_or_exchanged_are_damage(tmp_path):
         (groups / "0").rename(groups / "away")
         (groups / "2").rename(groups / "0")
         (groups / "away").rename(groups / "2")
-        with pytest.raises(CheckpointError, match="other tensors than the group 'text'"):
-            Server.load(path)
+        doors = [Server.load, partial(cluster.reshard, shards=3, to=tmp_path / "to")]
+        for door in doors if shards else [*doors, read_model]:
+            with pytest.raises(CheckpointError, match="other tensors than the group 'text'"):
+                door(path)
+        for command in ["verify"] if shards else ["verify", "info"]:
+            found = invoke("store", command, path)
+            assert "other tensors than the group 'text'" in found.output + found.errors, command
         shutil.rmtree(groups / "2")
         with pytest.raises(CheckpointError):
             Server.load(path)
