@@ -37,7 +37,6 @@ from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import Piece, join, require_alike
 from fedcore.store.files import disk
-from fedcore.store.files.folder import remove
 from fedcore.store.files.inventory import GROUPS
 from fedcore.validation import absolute
 
@@ -127,10 +126,9 @@ def reshard(
                 manifest.write(home / NAME)
             except BaseException:
                 opened.close()
-                if journal is not None and not (home / NAME).exists() and (home / JOURNAL).exists():
-                    remove(home / JOURNAL)
-                with suppress(FedcoreError):  # the manifest may be written, but not durable
-                    clean_up(home, own.delete_shards, deletes_old=False, named=named)
+                if to is None:  # else prepared() deletes them
+                    with suppress(FedcoreError):  # the manifest may be written, but not durable
+                        clean_up(home, own.delete_shards, deletes_old=False, named=named)
                 raise
             opened.close()
             clean_up(home, own.delete_shards, named=named)

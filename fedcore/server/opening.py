@@ -37,7 +37,7 @@ from fedcore.store import ClientStore
 from fedcore.store.client_store import create
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
-from fedcore.store.files.inventory import GROUPS
+from fedcore.store.files.inventory import GROUPS, INDEX
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
 from fedcore.store.slots import RowFormat
@@ -64,7 +64,8 @@ def is_begun(storage: Storage) -> bool:
         return False
     if not folder.is_dir() or manifest_in(folder) is not None:
         return True
-    if not any(folder.iterdir()):
+    names = [name for name in os.listdir(folder) if not name.startswith(f".{MANIFEST}.")]  # a kill may leave drafts
+    if not names or (INDEX not in names and f"{MANIFEST}.intent" in names):  # no manifest: its creation was killed
         return False
     with ClientStore.open(folder, readonly=True) as store:  # empty if a kill came before the server was created
         return store.state is not None or len(store) > 0
