@@ -297,6 +297,24 @@ def common_transaction(held: Sequence[Transactions], folders: Sequence[object]) 
     return to
 
 
+def readers_together(stores: Sequence[ClientStore]) -> list[Transactions]:
+    """Return the transactions of the stores of one server, which are open for reading.
+
+    They were opened one after another. If a server writes to them, they are refreshed until none is two transactions
+    ahead of another one, as at each moment of a server.
+    """
+    for _ in range(100):
+        held = [transactions(store) for store in stores]
+        with suppress(CheckpointError):
+            common_transaction(held, stores)
+            return held
+        for store in stores:
+            store.refresh()
+        if held == [transactions(store) for store in stores]:  # no server writes
+            return held
+    raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+
+
 def agree(stores: Sequence[ClientStore]) -> None:
     """Roll back the stores of one server that are a transaction ahead of another one."""
     held = [transactions(store) for store in stores]
@@ -525,11 +543,11 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
     Raises:
         CorruptionError: a document was changed or is missing, or x is another.
     """
-    for _ in range(100):
-        with ExitStack() as opened:
-            parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
-            parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
-            first, stores = parts[0][0], [rows for own in parts for rows in own]
+    with ExitStack() as opened:
+        parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
+        parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
+        first, stores = parts[0][0], [rows for own in parts for rows in own]
+        for _ in range(100):
             states = [rows.state for rows in stores]
             if not isinstance(states[0], dict) or states[0].get("what") not in (SERVER, TOTALS):
                 return []
@@ -543,6 +561,8 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
                 is_one = len(set(map(count_of, own))) == 1 and all(numbers == mains[0] for numbers in mains)
                 if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
                     return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
+            for rows in stores:
+                rows.refresh()
     torn = incomplete_change([Path(one.folder) for one in shards] or [path])
     raise StoreError(f"{path}: {torn or 'a server writes to it without a pause; try again'}")
 
