@@ -269,11 +269,11 @@ def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int |
         listed = ", ".join(
             f"{counted} of {claimed} from client {client!r}" for client, claimed, counted in lowered[:KINDS_LISTED]
         )
-        others = f", and {len(lowered) - KINDS_LISTED} other clients" if len(lowered) > KINDS_LISTED else ""
+        more = f", and {len(lowered) - KINDS_LISTED} more" if len(lowered) > KINDS_LISTED else ""
         logger.warning(
             "round %d counted fewer examples than clients reported: %s%s; the cap is n_k, that of CapExamples, or that "
             "of your own rule",
-            *(round, listed, others),
+            *(round, listed, more),
         )
 
 

@@ -726,8 +726,8 @@ class Incoming:
             tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_written}
         due = [*tensors.values(), *([] if second is None else [second])]
         if missing := [tensor.name for tensor in due if tensor.size < len(tensor.memory)]:
-            others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
-            reason = f"update: parts are missing of {', '.join(missing[:3])}{others}"
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            reason = f"update: parts are missing of {', '.join(missing[:3])}{more}"
             self._round.reject(claims.client, reason)
             return Reply("rejected", reason)
         for tensor in due:
