@@ -28,7 +28,7 @@ from fedcore.rules.windows import WINDOW
 from fedcore.server.report import TOTALS, Document, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
-from fedcore.server.update import IDS, Update, digest_of_numbers, in_float32, read_counters
+from fedcore.server.update import IDS, Update, bytes_sent, digest_of_numbers, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.files.inventory import GROUPS, UPDATES
@@ -207,18 +207,17 @@ def transactions(rows: CommittedRows) -> Transactions:
     """
     kept, path = rows.previous, rows.path or "store"
     with checkpoint_errors(path):
-        last = count_of(server_state(path, rows.state, shard=None)["numbers"])
-        if kept is None or kept.state is None:  # before its first commit, a new server's store is empty
-            return Transactions(last, None)
-        return Transactions(last, count_of(server_state(path, kept.state, shard=None)["numbers"]))
+        # Before its first commit, a new server's store is empty.
+        states = [rows.state] if kept is None or kept.state is None else [rows.state, kept.state]
+        last, *before = (count_of(server_state(path, state, shard=None)["numbers"]) for state in states)
+        return Transactions(last, before[0] if before else None)
 
 
 def transactions_of(stores: Sequence[CommittedRows]) -> Transactions:
     """Return the transactions that all stores of one folder can have, of which some may be ahead of the others."""
     held = list(map(transactions, stores))
     to = common_transaction(held, [store.path for store in stores])
-    is_one = all(one == held[0] for one in held)
-    return held[0] if is_one else Transactions(to, None)
+    return held[0] if len(set(held)) == 1 else Transactions(to, None)
 
 
 def last_change(rows: CommittedRows) -> str | None:
@@ -760,8 +759,10 @@ class Journal:
             return list(dict.fromkeys([*new, *given]))
         return {**(given if isinstance(given, Mapping) else dict.fromkeys(given)), **new}
 
-    def updates(self, round: int) -> list[tuple[int, Update]]:
-        """Return the updates of an interrupted round with their orders, the first accepted one first.
+    def updates(self, round: int) -> list[tuple[int, int, Update]]:
+        """Return the updates of an interrupted round with their orders and bytes as sent, the first accepted one first.
+
+        An older journal has no bytes: 0.
 
         Their vectors are views of the journal, valid until the update is dropped.
 
@@ -770,7 +771,7 @@ class Journal:
         """
         with journal_errors(self.path):
             found = _entries(self._store) if _head(self._store, round) else []
-            return [(order, self._read(row, client)) for (order, client), row in found]
+            return [(order, *self._read(row, client)) for (order, client), row in found]
 
     def append(self, round: int, order: int, update: Update, vector: Any, control: Any, newcomers: NewClients) -> None:
         """Write a valid update durably; ``order`` is its number in the round.
@@ -856,7 +857,7 @@ class Journal:
     def _write(self, update: Update, vector: Any, control: Any, row: Any) -> None:
         layout, rest = self._layout, row[HEADER // 4 :]
         counters = read_counters(update, layout)
-        claims = {name: getattr(update, name) for name in CLAIMS}
+        claims = {name: getattr(update, name) for name in CLAIMS} | {"bytes": bytes_sent(update, layout.names)}
         about = {"apart": isinstance(vector, list), "outside": bool(counters), **claims}
         header = np.frombuffer(json.dumps(about, default=_plain).encode().ljust(HEADER), np.uint8)
         row[: HEADER // 4].view(np.uint8)[:] = header
@@ -872,7 +873,7 @@ class Journal:
             sent = counters.get(name)
             part[:] = 0 if sent is None else np.ascontiguousarray(sent, dtype).reshape(-1).view(np.uint8)
 
-    def _read(self, row: ClientId, client: ClientId) -> Update:
+    def _read(self, row: ClientId, client: ClientId) -> tuple[int, Update]:
         layout, about = self._layout, _about(self._store, row)
         claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss and no id
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
@@ -888,7 +889,7 @@ class Journal:
             }
             value = {name: value[name] for name in sent} if layout.groups else value
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
-        return Update(client, value, control=control, **claims)
+        return int(about.get("bytes", 0)), Update(client, value, control=control, **claims)
 
     def _outside_parts(self, rest: F32) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
         """Yield the name, the bytes, and the dtype and shape of each tensor that is not averaged."""

@@ -555,8 +555,8 @@ class Round(OpenRound):
     def replay(self, journal: Journal) -> None:
         """Add the updates of an interrupted round."""
         outdated = journal.outdated(self._number)
-        for order, update in journal.updates(self._number):
-            self._arrivals = order
+        for order, sent, update in journal.updates(self._number):
+            self._arrivals, before = order, self._bytes
             try:
                 if outdated is None:
                     self.add_batch([update])
@@ -564,6 +564,7 @@ class Round(OpenRound):
                     self._rejected.append((update.client, outdated))
             except (UnknownClientError, UnknownNameError, RangeError) as error:  # or an option has changed
                 self.reject(update.client, str(error))
+            self._bytes = before + sent if sent else self._bytes
 
     def resume(self, journal: Journal) -> None:
         """Start with the updates of an interrupted round, and write further updates to the journal."""

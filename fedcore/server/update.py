@@ -541,6 +541,12 @@ def bytes_of(y: Any, names: Collection[str] = ()) -> int:
     return size if 0 <= size < 2**53 else 0
 
 
+def bytes_sent(update: Update, names: Collection[str]) -> int:
+    """Return the bytes of an update's vectors as sent, or 0 if unknown. ``names`` are those of the layout."""
+    sent = [bytes_of(one, names) for one in (update.value, update.control) if one is not None]
+    return sum(sent) if all(sent) else 0
+
+
 def immutable_copy(y: Any, device: str) -> Any:
     """Return a vector of ``read_vector``, tensors, or None; the caller's mutable memory is copied to the device.
 

@@ -49,11 +49,8 @@ def test_verify_while_a_server_writes(tmp_path, monkeypatch):
     """It opens the shards one after another, and the server goes on meanwhile."""
     open_all = ShardInfo.open_all
 
-    def then_rounds(info, *, readonly):
-        stores = open_all(info, readonly=readonly)
-        one_round(server)
-        one_round(server)
-        return stores
+    def then_rounds(*shard, **options):
+        return (open_all(*shard, **options), one_round(server), one_round(server))[0]
 
     with made("MIFA", X0, shards=2, path=tmp_path) as server:
         monkeypatch.setattr(ShardInfo, "open_all", then_rounds)
