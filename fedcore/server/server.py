@@ -1034,6 +1034,7 @@ class EdgeAggregator:
         self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
         self._server.require_partial_sums()
         self._state: State = self._server._backend
+        self._before = -1, self._state.snapshot.norms
         # No flag of a client equals these, so that the sum has them all: the upper server's flags are not known here.
         flags = {piece.name for piece in self._server.layout.constants if is_flag(piece)}
         for state in self._state.states:
@@ -1065,6 +1066,9 @@ class EdgeAggregator:
         if not kernels.all_finite([vector])[0]:
             raise ArrayError("x: a number is NaN or infinite")
         freeze(vector)
+        # The upper server has dropped a round that is opened again: rules forget its updates.
+        self._before = self._before if number == self._before[0] else (number, self._state.snapshot.norms)
+        self._state.snapshot = self._state.snapshot._replace(norms=self._before[1])
         self._state.start_from(vector, number)
         return server._open(server.settings.batch_size, may_hold=False, kind=EdgeRound)
 

@@ -47,7 +47,7 @@ from fedcore.arrays import (
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.kernels import Codes, dequantise, quantise
 from fedcore.model import Layout
-from fedcore.model.layout import named_tensors
+from fedcore.model.layout import named_tensors, shown_names
 from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId, canonical
@@ -732,8 +732,7 @@ class Incoming:
             tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_written}
         due = [*tensors.values(), *([] if second is None else [second])]
         if missing := [tensor.name for tensor in due if tensor.size < len(tensor.memory)]:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            reason = f"update: parts are missing of {', '.join(missing[:3])}{more}"
+            reason = f"update: parts are missing of {shown_names(missing)}"
             self._round.reject(claims.client, reason)
             return Reply("rejected", reason)
         for tensor in due:
