@@ -99,7 +99,7 @@ class TestGroupsOnShards(ServerContract):
 
     algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
     options = ServerContract.options | {
-        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
+        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]}
     }
     buffers = ServerContract.buffers[:1]  # a group may get too few updates for a robust rule
     shapes = {"w": (2, 16_384), "b": (1_000,)}

@@ -87,6 +87,7 @@ def finish(server, round):
     return state_of(server)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("trials", [5, pytest.param(60, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize(
     ("name", "partial"), [*((name, False) for name in (*METHODS, AT_CLIENTS)), *((name, True) for name in METHODS)]

@@ -86,8 +86,7 @@ def test_the_deviation_of_the_noise():
 def test_an_empty_round_moves_x_by_noise():
     rule = PrivateMean(2.0, 1.0, 4, seed=1)
     server = server_of(rule)
-    report = server.round([])
-    assert report.accepted == ()
+    assert server.round([]).accepted == ()
     np.testing.assert_allclose(server.x, -noise_of(rule, 0, 2.0) / 4, atol=1e-6)
 
 
@@ -268,6 +267,7 @@ def test_a_folder_whose_ledger_lacks_rounds_is_not_loaded(tmp_path):
         Server.load(tmp_path / "s")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("x", [None, PARTS], ids=["whole", "partial"])
 @pytest.mark.parametrize("storage", [{}, {"audit": True}, {"journal": True, "audit": True}])
 @pytest.mark.parametrize("kills", [12, pytest.param(800, marks=pytest.mark.endurance)])

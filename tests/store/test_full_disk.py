@@ -352,6 +352,7 @@ def test_a_disk_that_fills_up_while_a_round_is_open(mounted_disk, tmp_path):
         assert (store.read(0) == due).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
 @pytest.mark.parametrize("kills", [25, pytest.param(400, marks=pytest.mark.endurance)])
 def test_killed_at_any_moment(mounted_disk, kills, durability):

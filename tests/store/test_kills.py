@@ -24,6 +24,7 @@ LONG = pytest.mark.endurance
 WAYS = [("round", 24), ("checkpoint", 24), ("none", 24), ("round", 12, "undoable"), ("none", 12, "undoable")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("durability", "kills", "keep_previous"),
     [(durability, kills, keep_previous) for durability, kills, *keep_previous in WAYS]

@@ -106,6 +106,7 @@ def assert_holds(store, model):
     assert store.verify() == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("keep_previous", "one_of"),
     [(False, 6), (True, 12), *(pytest.param(keeps, 1, marks=pytest.mark.endurance) for keeps in (False, True))],

@@ -91,8 +91,7 @@ def test_algorithm_without_a_complete_point_is_omitted(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 0, [0.6], rounds=3)
     put("lr=0.2", "FedAvg", 0, 0, [0.7], rounds=3)
     put("", "MIFA", 1, 0, [0.7], rounds=3, preset="q")  # a single point
-    written = write_overview(tmp_path)
-    assert list(written.reports) == ["q"]
+    assert list(write_overview(tmp_path).reports) == ["q"]
     with pytest.raises(MissingDataError, match="no records found"):
         write_overview(tmp_path / "p" / "records")
 
