@@ -324,17 +324,20 @@ def agree(stores: Sequence[ClientStore]) -> None:
         go_back(store, to)
 
 
+# How often the parts of a folder are read, 20 ms apart, before they count as different.
+READS = 50
+
+
 def incomplete_change(servers: Sequence[Path]) -> str | None:
     """Return a line if some parts of a server, or of its shards, are a change ahead of others; None for other folders.
 
     A server that writes now soon has the change in all parts, so the line comes only if they stay apart for a second.
     """
     folders = [folder for server in servers for folder in (server, *group_folders(server))]
-    for _ in range(50):
+    for _ in range(READS):
         held: list[tuple[int, int]] = []
         with suppress(FedcoreError), checkpoint_errors(folders[0]):  # of damage, which others report
-            numbers = [state_of(folder)["numbers"] for folder in folders]
-            held = [(count_of(of), int(of["round_number"])) for of in numbers]
+            held = [(count_of(of), int(of["round_number"])) for of in (state_of(one)["numbers"] for one in folders)]
         if len(set(held)) < 2:
             return None
         time.sleep(0.02)
@@ -546,7 +549,7 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
         parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
         parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
         first, stores = parts[0][0], [rows for own in parts for rows in own]
-        for _ in range(100):
+        for _ in range(2 * READS):
             states = [rows.state for rows in stores]
             if not isinstance(states[0], dict) or states[0].get("what") not in (SERVER, TOTALS):
                 return []
