@@ -403,8 +403,8 @@ class ServerOptions:
         values = {name: value for name, value in options.items() if value is not None}
         values = vars(values.pop("options", cls())) | values
         for name, kind in (("limits", Limits), ("storage", Storage), ("compute", Compute), ("policy", RoundPolicy)):
-            if isinstance(values.get(name), Mapping):
-                values[name] = from_mapping(kind, values[name])
+            if isinstance(given := values.get(name), Mapping) or (given is not None and kind is not Storage):
+                values[name] = from_mapping(kind, given) if isinstance(given, Mapping) else as_option(kind, name, given)
         if (given := values.get("aggregation")) is not None:
             given = [given] if isinstance(given, Mapping) else given
             listed = isinstance(given, Sequence) and not isinstance(given, str)

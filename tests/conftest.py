@@ -28,6 +28,7 @@ if find_spec("torch"):  # release/installed.py runs some tests without torch
 # Ray ends workers if a machine's memory is nearly full, even if other programs use it.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # starts no workers that no test uses
+os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, its workers would wait for all other tests to end
 
 # Runs are repeatable: a failure in one clone is a failure in all. `--hypothesis-profile=explore` tries more.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -138,7 +139,7 @@ def folder_in_memory(tmp_path_factory):
 
 
 # Their tests are about no disk, and would wait for each of its syncs.
-IN_MEMORY = r"tests/(server|devices|outsiders|sim/experiment|store/calls)/"
+IN_MEMORY = r"tests/(adapters|cli|cluster|devices|examples|outsiders|secure|server|sim|store/calls)/"
 IN_MEMORY += r"|/test_(hostile_folders|power_loss|slots|damage|folder|undo)\.py"
 
 

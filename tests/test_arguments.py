@@ -12,13 +12,7 @@ from fedcore.cluster import reshard
 from fedcore.errors import RangeError
 from fedcore.sim.experiment import load_results
 from fedcore.sim.experiment.notebook import run
-from fedcore.validation import (
-    as_integer,
-    check_integer,
-    check_number,
-    in_interval,
-    short_repr,
-)
+from fedcore.validation import as_integer, check_integer, check_number, in_interval, short_repr
 
 HUGE = 10**400
 """Finite, but out of the range of a float."""

@@ -59,8 +59,7 @@ def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys)
     assert "round 0: accepted " in printed
     assert 'fedcore_round_clients_accepted{server="mine"} 1.0' in printed
     assert set(map(str, range(490, 500))) <= set(printed.splitlines())
-    model = dict(np.load("model.npz"))
-    assert model["w"].shape == (100, 20)
+    assert dict(np.load("model.npz"))["w"].shape == (100, 20)
     assert read_model("backup").round_number > 1
 
 

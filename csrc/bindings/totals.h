@@ -26,7 +26,7 @@ template <class Number>
 class Totals {
   public:
     // A sum of zeros, if the length is that of `out`.
-    explicit Totals(std::int64_t n) : n(n) {}
+    explicit Totals(std::int64_t count) : n(count) {}
     Totals(Arrays& arrays, const py::object& acc, Name name = {"acc"}, std::int64_t due = kAnyLength) {
         const auto found = arrays.input<Number>(acc, name, due);
         n = found.n;
@@ -52,7 +52,7 @@ class Totals {
 template <>
 class Totals<std::int64_t> {
   public:
-    explicit Totals(std::int64_t n) : n(n) {}
+    explicit Totals(std::int64_t count) : n(count) {}
     Totals(Arrays& arrays, const py::object& acc, Name name = {"acc"}, std::int64_t due = kAnyLength) {
         const py::tuple words = words_of(acc, name);
         const auto high = arrays.input<std::int64_t>(words[0], word(name, ".high"), due);

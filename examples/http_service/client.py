@@ -78,6 +78,8 @@ class Client:
         first = 0
         for _ in range(rounds):
             found, x = self.next_round(first)
+            if (rejected := found["rejected"]) and rejected["round"] >= first - 1:
+                logging.warning("round %d: the update did not count: %s", rejected["round"], rejected["reason"])
             y, steps, examples = train(x, found["lr"])
             answer = self.send(found["round"], y, steps=steps, examples=examples)
             if answer["status"] == "rejected":

@@ -66,7 +66,7 @@ class Service:
         server.callbacks = (*server.callbacks, Prometheus("http", registry=self.registry))
         self.replies = prometheus.Counter("http_updates", "Updates by status", ["status"], registry=self.registry)
         self.uploads = prometheus.Gauge("http_uploads_open", "Updates that arrive now", registry=self.registry)
-        self.round = self.sent = None
+        self.round, self.sent, self.rejected = None, None, {}  # the last update of a client, if its round rejected it
         self.asked_file, self.asked = Path(state, "asked.json"), {}  # the clients that each recent round asks
         if self.asked_file.exists():
             self.asked = {int(number): set(ids) for number, ids in json.loads(self.asked_file.read_bytes()).items()}
@@ -90,8 +90,11 @@ class Service:
             self.opened.clear()
             report = await asyncio.to_thread(self.round.finish)
             LOG.info("round %d: %s, %d accepted", report.round, reason, len(report.accepted))
+            for client in report.accepted:
+                self.rejected.pop(client, None)
             for client, why in report.rejected:
                 LOG.warning("round %d: %s: %s", report.round, client, why)
+                self.rejected[client] = {"round": report.round, "reason": why}
 
     async def open(self):
         """Wait for enough clients, and open the next round for some of them."""
@@ -171,13 +174,17 @@ class Service:
             self.arrived.set()
 
     async def next_round(self, request):
-        """GET /rounds/N/next: wait for a round from N on that asks the client; 204 if there is none for a while."""
+        """GET /rounds/N/next: wait for a round from N on that asks the client; 204 if there is none for a while.
+
+        `rejected` of the answer has the round and the reason if a round rejected the client's last update at its end.
+        """
         client, end = self.client_of(request), asyncio.get_running_loop().time() + POLL
         self.join(client)  # also after a crash before the round with which it would have joined
         while asyncio.get_running_loop().time() < end and not self.stopping.is_set():
             number = self.sent.round if self.opened.is_set() else -1
             if number >= request.path_params["round"] and client in self.asked[number]:
-                return JSONResponse({"round": number, "lr": float(self.sent.lr)})
+                rejected = self.rejected.get(client)
+                return JSONResponse({"round": number, "lr": float(self.sent.lr), "rejected": rejected})
             await asyncio.sleep(0.1)
         return Response(status_code=204)
 

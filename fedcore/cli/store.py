@@ -510,17 +510,16 @@ def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
 
 def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     """Check each shard's checksums and sums, and that the shards agree on a transaction."""
-    held, problems, folders, last, rows, to = list[saved.Transactions](), [], [], [], 0, None
-    shards = manifest.shards(file.parent, options.folders)
-    for shard in shards:
-        with ExitStack() as opened:
-            stores = [opened.enter_context(store) for store in shard.open_all(readonly=True)]
-            found = [line for store in stores for line in store.verify() or saved.folder_problems(store)]
-            held += map(saved.transactions, stores)
-            folders += [store.path for store in stores]
-            last.append(min(one.last for one in held[-len(stores) :]))
-            rows = max(rows, sum(map(len, stores)))
-        problems += [f"shard {shard.shard}: {problem}" for problem in found]
+    problems, to, shards = list[str](), None, manifest.shards(file.parent, options.folders)
+    with ExitStack() as opened:
+        parts = [[opened.enter_context(store) for store in shard.open_all(readonly=True)] for shard in shards]
+        stores = [store for part in parts for store in part]
+        held, folders = saved.readers_together(stores), [store.path for store in stores]
+        last = [min(saved.transactions(store).last for store in part) for part in parts]
+        rows = max(sum(map(len, part)) for part in parts)
+        for shard, part in zip(shards, parts, strict=True):
+            found = [line for store in part for line in store.verify() or saved.folder_problems(store)]
+            problems += [f"shard {shard.shard}: {problem}" for problem in found]
     problems += saved.journal_problems(file.parent)
     try:
         to = saved.common_transaction(held, folders)

@@ -15,17 +15,9 @@ from uuid import uuid4
 import numpy as np
 
 from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
-from fedcore.files import (
-    NAMED,
-    is_own_folder,
-    part_of,
-    read_bytes,
-    require_own_file,
-    require_same,
-    write_text,
-)
+from fedcore.files import NAMED, is_own_folder, part_of, read_bytes, require_own_file, require_same, write_text
 from fedcore.model import Layout, Slice
-from fedcore.server.folder import JOURNAL, checkpoint_errors, group_folders, open_part, server_state
+from fedcore.server.folder import JOURNAL, checkpoint_errors, group_folders, open_part, require_groups, server_state
 from fedcore.server.requests import concatenate
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files import disk
@@ -43,6 +35,7 @@ BLOCK = 16_384
 
 _WHAT, _VERSION = "a fedcore cluster", 1
 _MOST_BYTES = 1 << 28
+_DRAFT = re.compile(r"\.cluster\.json(\.intent)?\.[0-9a-f]{12}")
 _FOLDER = re.compile(r"shard-(0|[1-9][0-9]{0,5})(-[0-9a-f]{8})?")
 
 
@@ -165,14 +158,11 @@ class ShardInfo:
             stores = [opened.enter_context(ClientStore.open(home, **options))]
             require_same(home, found, os.lstat(home))
             self.require(stores[0].state)
-            folders = group_folders(home)
-            if len(folders) != len(self.groups):
-                raise CheckpointError(
-                    f"{self.folder}: has {len(folders)} of {len(self.groups)} groups of tensors; load a backup"
-                )
-            for folder in folders:
+            for folder in group_folders(home):
                 stores.append(opened.enter_context(open_part(folder, **options)))
-                self.require(stores[-1].state)
+            state, *groups = [self.require(store.state) for store in stores]
+            with checkpoint_errors(home):
+                require_groups(home, state, groups)
             opened.pop_all()
         return stores
 
@@ -337,9 +327,20 @@ def prepared(home: Path, named: Collection[str | os.PathLike[str]] = ()) -> Iter
                 require_own_file(home / INTENT)
                 with suppress(LookupError, TypeError, ValueError):
                     cluster = str(json.loads(read_bytes(home / INTENT, _MOST_BYTES))["made"]["cluster"])
-                remove(home / JOURNAL)
-                clean_up(home, delete_shards, named=[os.path.realpath(expand_home(folder)) for folder in named])
-        yield cluster
+                _clear(home, named)
+        try:
+            yield cluster
+        except BaseException:
+            with suppress(FedcoreError):  # the next call tries again
+                _clear(home, named)
+            raise
+
+
+def _clear(home: Path, named: Collection[str | os.PathLike[str]]) -> None:
+    """Delete the shards and the journal of a creation or reshard that ended before its manifest was written."""
+    if os.path.lexists(home / INTENT) and not os.path.lexists(home / NAME):
+        remove(home / JOURNAL)
+        clean_up(home, delete_shards, named=[os.path.realpath(expand_home(folder)) for folder in named])
 
 
 def make_folder(home: Path) -> None:
@@ -375,6 +376,9 @@ def locked(home: Path) -> Iterator[None]:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LockedError(f"{home}: in use by another save or reshard; wait until it has ended") from None
+        for draft in filter(_DRAFT.fullmatch, os.listdir(folder)):  # of a killed call
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
         yield
     finally:
         os.close(folder)

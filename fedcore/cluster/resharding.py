@@ -27,6 +27,7 @@ from fedcore.server.folder import (
     group_folders,
     journal_of,
     open_part,
+    require_groups,
     server_state,
     transactions,
 )
@@ -36,7 +37,6 @@ from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import Piece, join, require_alike
 from fedcore.store.files import disk
-from fedcore.store.files.folder import remove
 from fedcore.store.files.inventory import GROUPS
 from fedcore.validation import absolute
 
@@ -126,10 +126,9 @@ def reshard(
                 manifest.write(home / NAME)
             except BaseException:
                 opened.close()
-                if journal is not None and not (home / NAME).exists() and (home / JOURNAL).exists():
-                    remove(home / JOURNAL)
-                with suppress(FedcoreError):  # the manifest may be written, but not durable
-                    clean_up(home, own.delete_shards, deletes_old=False, named=named)
+                if to is None:  # else prepared() deletes them
+                    with suppress(FedcoreError):  # the manifest may be written, but not durable
+                        clean_up(home, own.delete_shards, deletes_old=False, named=named)
                 raise
             opened.close()
             clean_up(home, own.delete_shards, named=named)
@@ -260,6 +259,7 @@ def _open_server(folder: Path, opened: ExitStack) -> _Shards:
     with checkpoint_errors(folder):
         if len({transactions(rows) for rows in stores}) > 1:
             raise StoreError(f"{folder}: the last change is incomplete; load the server once to roll it back")
+        require_groups(folder, stores[0].state, [rows.state for rows in stores[1:]])
         documents = documents_in(stores[0])
         whole = Range(0, layout.n, layout.n_parameters)
         if not layout.groups and "nonnegative" not in settings:

@@ -223,13 +223,7 @@ class Shard:
         return self.thread.end(self.close, seconds)
 
     def make(
-        self,
-        clients: Asked,
-        storage: Storage,
-        is_new: bool,
-        settings: Settings,
-        x: F32,
-        counters: Counters,
+        self, clients: Asked, storage: Storage, is_new: bool, settings: Settings, x: F32, counters: Counters
     ) -> None:
         """Create the shard of a new server. Copy x unless ``is_new``; the settings have the layout of this range.
 

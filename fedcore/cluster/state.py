@@ -533,20 +533,21 @@ def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, 
         own = [replace(settings, layout=cut(layout, span, counters=k == 0)) for k, span in enumerate(ranges)]
         of_first = [counters, *[{}] * (len(ranges) - 1)]
         each = [*zip(own, manifest.slices(x), of_first, strict=True)]
-        try:
-            place = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
-            state.coordinator.make(clients, place, is_new, each=each)
-        except BaseException:
-            if home is not None and not any(os.path.lexists(info.folder or "") for info in infos):
-                (home / folders.INTENT).unlink()
-            raise
+        place = Storage(codec=storage.codec or "f32", durability=storage.durability_of_parts, audit_key=key)
+        state.coordinator.make(clients, place, is_new, each=each)
         with closed_on_error(state):
-            if home is not None:
-                if storage.journal:  # before the manifest, so that a load finds it
-                    Journal(home / JOURNAL, settings).close()
-                manifest.write(home / NAME)
-                (home / folders.INTENT).unlink()
-            _ = state.registry  # read now
+            try:
+                _ = state.registry  # read now
+                if home is not None:
+                    if storage.journal:  # before the manifest, so that a load finds it
+                        Journal(home / JOURNAL, settings).close()
+                    manifest.write(home / NAME)
+                    (home / folders.INTENT).unlink()
+            except BaseException:
+                if home is not None and not os.path.lexists(home / NAME):
+                    with suppress(Exception):  # prepared() deletes those on this machine
+                        coordinator.call("unmake")
+                raise
         return state
 
 

@@ -492,10 +492,7 @@ class Sum:
         """Add an exact sum into the spare sums, for ``accept``; return False on overflow. See ``join``."""
         self._zero()
         fits = True
-        for value, spare, more in (
-            (self._value, self._spare, words),
-            (self._changes, self._spare_changes, changes),
-        ):
+        for value, spare, more in ((self._value, self._spare, words), (self._changes, self._spare_changes, changes)):
             if more is None or value is None:
                 continue
             if (device := device_of(value.high)) != CPU:

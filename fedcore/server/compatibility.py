@@ -287,6 +287,8 @@ def _kind_of(feature: Any) -> tuple[Any, Any]:
         return kind, None if kind is feature else feature
     if feature in FEATURES:
         return LAST.get(feature, str), None
+    if own := METHODS.get(feature) or RULES.get(feature):  # others are looked for in all installed packages
+        return own, None
     if ":" not in feature and feature not in (known := [*METHODS.names(), *RULES.names()]):
         raise UnknownNameError.of("feature", feature, [*FEATURES, *known])
     with suppress(UnknownNameError):

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedcore.rules.windows import WINDOW
 from fedcore.server.report import TOTALS, Document, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
-from fedcore.server.update import IDS, Update, digest_of_numbers, in_float32, read_counters
+from fedcore.server.update import IDS, Update, bytes_sent, digest_of_numbers, in_float32, read_counters
 from fedcore.store import ClientStore
 from fedcore.store.commits import Medium
 from fedcore.store.files.inventory import GROUPS, UPDATES
@@ -207,18 +207,17 @@ def transactions(rows: CommittedRows) -> Transactions:
     """
     kept, path = rows.previous, rows.path or "store"
     with checkpoint_errors(path):
-        last = count_of(server_state(path, rows.state, shard=None)["numbers"])
-        if kept is None or kept.state is None:  # before its first commit, a new server's store is empty
-            return Transactions(last, None)
-        return Transactions(last, count_of(server_state(path, kept.state, shard=None)["numbers"]))
+        # Before its first commit, a new server's store is empty.
+        states = [rows.state] if kept is None or kept.state is None else [rows.state, kept.state]
+        last, *before = (count_of(server_state(path, state, shard=None)["numbers"]) for state in states)
+        return Transactions(last, before[0] if before else None)
 
 
 def transactions_of(stores: Sequence[CommittedRows]) -> Transactions:
     """Return the transactions that all stores of one folder can have, of which some may be ahead of the others."""
     held = list(map(transactions, stores))
     to = common_transaction(held, [store.path for store in stores])
-    is_one = all(one == held[0] for one in held)
-    return held[0] if is_one else Transactions(to, None)
+    return held[0] if len(set(held)) == 1 else Transactions(to, None)
 
 
 def last_change(rows: CommittedRows) -> str | None:
@@ -297,6 +296,24 @@ def common_transaction(held: Sequence[Transactions], folders: Sequence[object]) 
     return to
 
 
+def readers_together(stores: Sequence[ClientStore]) -> list[Transactions]:
+    """Return the transactions of the stores of one server, which are open for reading.
+
+    They were opened one after another. If a server writes to them, they are refreshed until none is two transactions
+    ahead of another one, as at each moment of a server.
+    """
+    for _ in range(100):
+        held = [transactions(store) for store in stores]
+        with suppress(CheckpointError):
+            common_transaction(held, stores)
+            return held
+        for store in stores:
+            store.refresh()
+        if held == [transactions(store) for store in stores]:  # no server writes
+            return held
+    raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+
+
 def agree(stores: Sequence[ClientStore]) -> None:
     """Roll back the stores of one server that are a transaction ahead of another one."""
     held = [transactions(store) for store in stores]
@@ -307,17 +324,20 @@ def agree(stores: Sequence[ClientStore]) -> None:
         go_back(store, to)
 
 
+# How often the parts of a folder are read, 20 ms apart, before they count as different.
+READS = 50
+
+
 def incomplete_change(servers: Sequence[Path]) -> str | None:
     """Return a line if some parts of a server, or of its shards, are a change ahead of others; None for other folders.
 
     A server that writes now soon has the change in all parts, so the line comes only if they stay apart for a second.
     """
     folders = [folder for server in servers for folder in (server, *group_folders(server))]
-    for _ in range(50):
+    for _ in range(READS):
         held: list[tuple[int, int]] = []
         with suppress(FedcoreError), checkpoint_errors(folders[0]):  # of damage, which others report
-            numbers = [state_of(folder)["numbers"] for folder in folders]
-            held = [(count_of(of), int(of["round_number"])) for of in numbers]
+            held = [(count_of(of), int(of["round_number"])) for of in (state_of(one)["numbers"] for one in folders)]
         if len(set(held)) < 2:
             return None
         time.sleep(0.02)
@@ -401,6 +421,7 @@ def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
     try:
         with checkpoint_errors(path):
             state = server_state(path, rows.state, shard=None)
+            require_groups(path, state, map(state_of, group_folders(Path(path))))
             if state["settings"]["layout"].get("groups"):
                 return []  # each group has a server's folder
             _require_place(state)
@@ -524,11 +545,11 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
     Raises:
         CorruptionError: a document was changed or is missing, or x is another.
     """
-    for _ in range(100):
-        with ExitStack() as opened:
-            parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
-            parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
-            first, stores = parts[0][0], [rows for own in parts for rows in own]
+    with ExitStack() as opened:
+        parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
+        parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
+        first, stores = parts[0][0], [rows for own in parts for rows in own]
+        for _ in range(2 * READS):
             states = [rows.state for rows in stores]
             if not isinstance(states[0], dict) or states[0].get("what") not in (SERVER, TOTALS):
                 return []
@@ -542,6 +563,8 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
                 is_one = len(set(map(count_of, own))) == 1 and all(numbers == mains[0] for numbers in mains)
                 if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
                     return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
+            for rows in stores:
+                rows.refresh()
     torn = incomplete_change([Path(one.folder) for one in shards] or [path])
     raise StoreError(f"{path}: {torn or 'a server writes to it without a pause; try again'}")
 
@@ -593,21 +616,13 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
         state = server_state(path, store.state)
         layout = Layout.from_state(state["settings"]["layout"])
         if layout.groups:
-            return _read_groups(Path(path), layout)
-        x = store.vector("x")
-        if x is None or x.dtype != np.float32 or x.shape != (layout.n,):
-            raise ValueError(
-                f"x: expected float32[{layout.n}], got {'nothing' if x is None else f'{x.dtype}{x.shape}'}"
-            )
-        counters = {}
-        for piece in layout.outside:
-            counter = store.vector(f"counter/{piece.name}")
-            if counter is None or counter.size != int(np.prod(piece.shape)):
-                raise ValueError(
-                    f"counter {piece.name}: expected an array of shape {piece.shape}, got {counter!r:.100}"
-                )
-            counters[piece.name] = copied(counter).reshape(piece.shape)
-        return SavedModel(layout, copied(x), counters, int(state["numbers"]["round_number"]))
+            return _read_groups(Path(path), state, layout)
+        counters = {piece.name: (f"counter/{piece.name}", piece.shape) for piece in layout.outside}
+        names = {"x", *(name for name, _ in counters.values())}
+        vectors: dict[str, Any] = {name: store.vector(name) for name in store.vector_names() if name in names}
+        _require_vectors(vectors, layout.n, layout.n_parameters)
+        found = {piece: copied(vectors[name]).reshape(shape) for piece, (name, shape) in counters.items()}
+        return SavedModel(layout, copied(vectors["x"]), found, int(state["numbers"]["round_number"]))
 
 
 def group_folders(path: Path) -> list[Path]:
@@ -618,6 +633,16 @@ def group_folders(path: Path) -> list[Path]:
     for group in groups:
         part_of(group)
     return groups
+
+
+def require_groups(path: object, state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise CheckpointError unless the states of a server's groups are those of its groups, in their order."""
+    layout, *found = (Layout.from_state(one["settings"]["layout"]) for one in (state, *groups))
+    if len(found) != len(layout.groups):
+        raise CheckpointError(f"{path}: has {len(found)} of {len(layout.groups)} groups of tensors; load a backup")
+    for i, (name, own) in enumerate(layout.of_groups.items()):
+        if found[i] != own:
+            raise CheckpointError(f"{path}/{GROUPS}/{i}: has other tensors than the group {name!r}; load a backup")
 
 
 def journal_of(path: Path) -> Path | None:
@@ -638,7 +663,8 @@ def open_part(path: Path, **options: Any) -> ClientStore:
     return store
 
 
-def _read_groups(path: Path, layout: Layout) -> SavedModel:
+def _read_groups(path: Path, state: Mapping[str, Any], layout: Layout) -> SavedModel:
+    require_groups(path, state, map(state_of, group_folders(path)))
     groups = dict(zip(layout.groups, map(read_model, group_folders(path)), strict=True))
     if len(rounds := {group.round_number for group in groups.values()}) > 1:
         torn = incomplete_change(group_folders(path))
@@ -736,8 +762,10 @@ class Journal:
             return list(dict.fromkeys([*new, *given]))
         return {**(given if isinstance(given, Mapping) else dict.fromkeys(given)), **new}
 
-    def updates(self, round: int) -> list[tuple[int, Update]]:
-        """Return the updates of an interrupted round with their orders, the first accepted one first.
+    def updates(self, round: int) -> list[tuple[int, int, Update]]:
+        """Return the updates of an interrupted round with their orders and bytes as sent, the first accepted one first.
+
+        An older journal has no bytes: 0.
 
         Their vectors are views of the journal, valid until the update is dropped.
 
@@ -746,7 +774,7 @@ class Journal:
         """
         with journal_errors(self.path):
             found = _entries(self._store) if _head(self._store, round) else []
-            return [(order, self._read(row, client)) for (order, client), row in found]
+            return [(order, *self._read(row, client)) for (order, client), row in found]
 
     def append(self, round: int, order: int, update: Update, vector: Any, control: Any, newcomers: NewClients) -> None:
         """Write a valid update durably; ``order`` is its number in the round.
@@ -832,7 +860,7 @@ class Journal:
     def _write(self, update: Update, vector: Any, control: Any, row: Any) -> None:
         layout, rest = self._layout, row[HEADER // 4 :]
         counters = read_counters(update, layout)
-        claims = {name: getattr(update, name) for name in CLAIMS}
+        claims = {name: getattr(update, name) for name in CLAIMS} | {"bytes": bytes_sent(update, layout.names)}
         about = {"apart": isinstance(vector, list), "outside": bool(counters), **claims}
         header = np.frombuffer(json.dumps(about, default=_plain).encode().ljust(HEADER), np.uint8)
         row[: HEADER // 4].view(np.uint8)[:] = header
@@ -848,7 +876,7 @@ class Journal:
             sent = counters.get(name)
             part[:] = 0 if sent is None else np.ascontiguousarray(sent, dtype).reshape(-1).view(np.uint8)
 
-    def _read(self, row: ClientId, client: ClientId) -> Update:
+    def _read(self, row: ClientId, client: ClientId) -> tuple[int, Update]:
         layout, about = self._layout, _about(self._store, row)
         claims: dict[str, Any] = {name: about.get(name) for name in CLAIMS}  # an older journal has no loss and no id
         rest: F32 = self._store.row(row)[HEADER // 4 :]  # type: ignore[index, assignment]  # _about has read it
@@ -864,7 +892,7 @@ class Journal:
             }
             value = {name: value[name] for name in sent} if layout.groups else value
         control = rest[layout.n : layout.n + self._controls] if self._controls else None
-        return Update(client, value, control=control, **claims)
+        return int(about.get("bytes", 0)), Update(client, value, control=control, **claims)
 
     def _outside_parts(self, rest: F32) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
         """Yield the name, the bytes, and the dtype and shape of each tensor that is not averaged."""

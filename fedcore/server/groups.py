@@ -24,14 +24,7 @@ from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_o
 from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery, X
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State, Upload
 from fedcore.server.step import PreparedStep, Snapshot
-from fedcore.server.update import (
-    Kind,
-    Update,
-    as_vector,
-    in_float32,
-    joined_float32,
-    raises_fedcore_errors,
-)
+from fedcore.server.update import Kind, Update, as_vector, in_float32, joined_float32, raises_fedcore_errors
 from fedcore.server.validation import ReadUpdate, UpdateReader, Weighing
 from fedcore.store import ClientStore
 from fedcore.store.registry import ClientId

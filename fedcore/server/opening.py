@@ -21,6 +21,7 @@ from fedcore.server.folder import (
     agree,
     checkpoint_errors,
     group_folders,
+    require_groups,
     require_plausible,
     server_state,
 )
@@ -36,7 +37,7 @@ from fedcore.store import ClientStore
 from fedcore.store.client_store import create
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
-from fedcore.store.files.inventory import GROUPS
+from fedcore.store.files.inventory import GROUPS, INDEX
 from fedcore.store.inspect import state_of
 from fedcore.store.registry import ClientId
 from fedcore.store.slots import RowFormat
@@ -63,7 +64,8 @@ def is_begun(storage: Storage) -> bool:
         return False
     if not folder.is_dir() or manifest_in(folder) is not None:
         return True
-    if not any(folder.iterdir()):
+    names = [name for name in os.listdir(folder) if not name.startswith(f".{MANIFEST}.")]  # a kill may leave drafts
+    if not names or (INDEX not in names and f"{MANIFEST}.intent" in names):  # no manifest: its creation was killed
         return False
     with ClientStore.open(folder, readonly=True) as store:  # empty if a kill came before the server was created
         return store.state is not None or len(store) > 0
@@ -256,11 +258,9 @@ def resumed_state(
     if not settings.layout.groups and len(stores) == 1:
         return _resumed_part(rows, saved, settings, reducers.get(None)), saved["settings"]
     groups = dict[str, State]()
-    for (name, layout), store in zip(settings.layout.of_groups.items(), stores[1:], strict=True):
-        saved_group, own = read(store)
-        if own.layout != layout:
-            raise CheckpointError(f"{store.path}: has other tensors than the group {name!r}; load a backup")
-        groups[name] = _resumed_part(store, saved_group, own, reducers.get(name))
+    require_groups(rows.path or "store", saved, [store.state for store in stores[1:]])
+    for name, store in zip(settings.layout.groups, stores[1:], strict=True):
+        groups[name] = _resumed_part(store, *read(store), reducers.get(name))
     vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
     snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
     here = snapshot.round_number, snapshot.ledger

@@ -368,11 +368,7 @@ class PartialSums:
         yield "weights: w |h|", lengths, 0, math.nextafter(longest, 0), False
 
     def collect(
-        self,
-        total: Any,
-        folded: list[UpdateBatch],
-        rejected: tuple[tuple[ClientId, str], ...],
-        received: int,
+        self, total: Any, folded: list[UpdateBatch], rejected: tuple[tuple[ClientId, str], ...], received: int
     ) -> PartialSum:
         """Return the round's sum and claims as a value."""
         (words, changes), batch = total.words(), UpdateBatch.cohort(folded, self._settings, self._state.registry)

@@ -266,14 +266,12 @@ def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int |
     if most_steps is not None:
         logger.warning("round %d: gamma counts at most %d steps per client (CapSteps)", round, most_steps)
     if lowered:
-        listed = ", ".join(
-            f"{counted} of {claimed} from client {client!r}" for client, claimed, counted in lowered[:KINDS_LISTED]
-        )
-        others = f", and {len(lowered) - KINDS_LISTED} other clients" if len(lowered) > KINDS_LISTED else ""
+        listed = ", ".join(f"{most} of {said} from client {one!r}" for one, said, most in lowered[:KINDS_LISTED])
+        more = f", and {len(lowered) - KINDS_LISTED} more" if len(lowered) > KINDS_LISTED else ""
         logger.warning(
             "round %d counted fewer examples than clients reported: %s%s; the cap is n_k, that of CapExamples, or that "
             "of your own rule",
-            *(round, listed, others),
+            *(round, listed, more),
         )
 
 

@@ -60,13 +60,7 @@ from fedcore.server.update import (
     digest_of_id,
     immutable_copy,
 )
-from fedcore.server.validation import (
-    NOT_FINITE,
-    Decision,
-    ReadUpdate,
-    Validator,
-    Weighing,
-)
+from fedcore.server.validation import NOT_FINITE, Decision, ReadUpdate, Validator, Weighing
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_number, describe_integers, is_integer, listed, rejection_reason
 
@@ -565,8 +559,8 @@ class Round(OpenRound):
     def replay(self, journal: Journal) -> None:
         """Add the updates of an interrupted round."""
         outdated = journal.outdated(self._number)
-        for order, update in journal.updates(self._number):
-            self._arrivals = order
+        for order, sent, update in journal.updates(self._number):
+            self._arrivals, before = order, self._bytes
             try:
                 if outdated is None:
                     self.add_batch([update])
@@ -574,6 +568,7 @@ class Round(OpenRound):
                     self._rejected.append((update.client, outdated))
             except (UnknownClientError, UnknownNameError, RangeError) as error:  # or an option has changed
                 self.reject(update.client, str(error))
+            self._bytes = before + sent if sent else self._bytes
 
     def resume(self, journal: Journal) -> None:
         """Start with the updates of an interrupted round, and write further updates to the journal."""

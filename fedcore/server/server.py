@@ -1036,6 +1036,7 @@ class EdgeAggregator:
         self._state: State = self._server._backend
         zeros = {piece.name: np.zeros(piece.shape, piece.dtype) for piece in self._server.layout.counters}
         self._count_from(self._server.counters | zeros)
+        self._before = -1, self._state.snapshot.norms
         for state in self._state.states:
             state.upper_population = population
 
@@ -1073,6 +1074,9 @@ class EdgeAggregator:
         freeze(vector)
         if flat is None:
             self._count_from(server.layout.read_counters(x))
+        # The upper server has dropped a round that is opened again: rules forget its updates.
+        self._before = self._before if number == self._before[0] else (number, self._state.snapshot.norms)
+        self._state.snapshot = self._state.snapshot._replace(norms=self._before[1])
         self._state.start_from(vector, number)
         return server._open(server.settings.batch_size, may_hold=False, kind=EdgeRound)
 

@@ -282,9 +282,11 @@ class AwaitedClients:
         if not waiting_for or not (changed or warns) or not logger.isEnabledFor(WARNING if warns else INFO):
             return
         self._warned |= warns
-        missing = state.without_row(self.NAMED)
-        others = f", and {waiting_for - len(missing)} others" if waiting_for > len(missing) else ""
-        line = f"x is unchanged: waiting for {waiting_for} of {now[1]} clients: {', '.join(map(repr, missing))}{others}"
+        if not (missing := state.without_row(self.NAMED)):  # each has just left a group, which its first update lacks
+            return
+        count = waiting_for if len(missing) == self.NAMED else len(missing)
+        more = f", and {count - len(missing)} more" if count > len(missing) else ""
+        line = f"x is unchanged: waiting for {count} of {now[1]} clients: {', '.join(map(repr, missing))}{more}"
         if changed:
             logger.info("%s", line)
         else:

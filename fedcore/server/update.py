@@ -47,7 +47,7 @@ from fedcore.arrays import (
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.kernels import Codes, dequantise, quantise
 from fedcore.model import Layout
-from fedcore.model.layout import named_tensors
+from fedcore.model.layout import named_tensors, shown_names
 from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId, canonical
@@ -541,6 +541,12 @@ def bytes_of(y: Any, names: Collection[str] = ()) -> int:
     return size if 0 <= size < 2**53 else 0
 
 
+def bytes_sent(update: Update, names: Collection[str]) -> int:
+    """Return the bytes of an update's vectors as sent, or 0 if unknown. ``names`` are those of the layout."""
+    sent = [bytes_of(one, names) for one in (update.value, update.control) if one is not None]
+    return sum(sent) if all(sent) else 0
+
+
 def immutable_copy(y: Any, device: str) -> Any:
     """Return a vector of ``read_vector``, tensors, or None; the caller's mutable memory is copied to the device.
 
@@ -726,8 +732,7 @@ class Incoming:
             tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_written}
         due = [*tensors.values(), *([] if second is None else [second])]
         if missing := [tensor.name for tensor in due if tensor.size < len(tensor.memory)]:
-            others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
-            reason = f"update: parts are missing of {', '.join(missing[:3])}{others}"
+            reason = f"update: parts are missing of {shown_names(missing)}"
             self._round.reject(claims.client, reason)
             return Reply("rejected", reason)
         for tensor in due:

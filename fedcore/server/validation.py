@@ -31,6 +31,7 @@ from fedcore.server.update import (
     as_sent,
     as_vector,
     bytes_of,
+    bytes_sent,
     digest_of_numbers,
     first_not_finite,
     in_float32,
@@ -698,8 +699,7 @@ class UpdateReader:
 
     def bytes_of(self, update: Update, batch: UpdateBatch | None) -> int:
         """Return the bytes of an update's vectors as sent; if unknown, those of its batch, or 0 without one."""
-        sent = [bytes_of(one, self._names) for one in (update.value, update.control) if one is not None]
-        return batch.bytes if batch and not all(sent) else sum(sent)
+        return bytes_sent(update, self._names) or (batch.bytes if batch else 0)
 
     def whole(self, vector: Any) -> Any:
         """Return a whole vector of a batch, or None."""

@@ -158,8 +158,7 @@ def test_fedawe_by_hand():
     sent = server.broadcast([0, 1])
     assert [sent.start(i).tolist() for i in (0, 1)] == [[-1, 4], [0, 0]]
     assert [sent.of(i).start.tolist() for i in (0, 1)] == [[-1, 4], [0, 0]]
-    report = server.round([sends(0, -1.5, 6), sends(1, -1, 3)])
-    assert report.weights.tolist() == [1, 2]
+    assert server.round([sends(0, -1.5, 6), sends(1, -1, 3)]).weights.tolist() == [1, 2]
     np.testing.assert_allclose(server.x, [(-1.5 - 2) / 2, (6 + 2 * 3) / 3])
     assert server._backend.snapshot.past == {}  # no client starts from an earlier model
     server.round([])

@@ -138,6 +138,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_an_own_optimizer_end_the_round(fault, place, tmp_path, monkeypatch):

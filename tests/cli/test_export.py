@@ -137,7 +137,7 @@ def test_folder_with_another_x_is_rejected(tmp_path):
         store.commit(1, vectors | {"x": np.zeros(4, np.float32)}, store.state)
     done = invoke("store", "export", tmp_path / "s", tmp_path / "m.npz")
     assert done.status == 2
-    assert "x: expected float32[3], got float32(4,)" in done.errors
+    assert "x: expected float32[3], got float32[4]" in done.errors
     assert not (tmp_path / "m.npz").exists()
 
 

@@ -59,6 +59,7 @@ def interrupted(*arguments, **options):
     raise KeyboardInterrupt
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("words", [("run", "quickstart"), ("run", "quickstart", "--sweep")], ids=["run", "sweep"])
 @pytest.mark.parametrize("at", ["before the folder", "within it", "before a round"])
 def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at):

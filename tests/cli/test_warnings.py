@@ -23,8 +23,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
 
     def run(*options):
-        command = [sys.executable, *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stderr
 

@@ -5,22 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcore import Server, algorithms
+from fedcore import Server
 from fedcore.algorithms import rates
 from fedcore.cluster import LocalThreads
 from fedcore.errors import FedcoreError
 from tests.kit import flat
 from tests.server import rounds
+from tests.server.rounds import algorithm_of
 
 METHODS = rounds.METHODS
 N, n = 6, 16_384 * 7 + 1_000
 SIZES = {client: client + 1 for client in range(N)}
-
-
-def algorithm_of(method):
-    """The algorithm of a name in ``METHODS``."""
-    arguments = dict(METHODS[method])
-    return algorithms.named(arguments.pop("name", method), **arguments)
 
 
 def made(method, x0, clients=N, *, shards=None, executor=None, path=None, folders=None, **options):

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 
-from fedcore.cluster.manifest import BLOCK
+from fedcore.cluster.manifest import BLOCK, ShardInfo
 from tests.cli.command import invoke
 from tests.cluster.pairs import made, n, one_round
 
@@ -43,6 +43,18 @@ def test_info_and_verify(tmp_path):
     assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 1
     found = as_json("verify", tmp_path / "run")
     assert (found["sound"], found["transaction"], found["shards"]) == (True, 1, [2, 1])
+
+
+def test_verify_while_a_server_writes(tmp_path, monkeypatch):
+    """It opens the shards one after another, and the server goes on meanwhile."""
+    open_all = ShardInfo.open_all
+
+    def then_rounds(*shard, **options):
+        return (open_all(*shard, **options), one_round(server), one_round(server))[0]
+
+    with made("MIFA", X0, shards=2, path=tmp_path) as server:
+        monkeypatch.setattr(ShardInfo, "open_all", then_rounds)
+        assert "sound: 2 shards at transaction 4" in text("verify", tmp_path)
 
 
 def test_damage_is_reported(tmp_path):

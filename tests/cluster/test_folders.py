@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Compute, Server, Storage, errors
-from fedcore.cluster import coordinator, manifest, reshard
+from fedcore.cluster import coordinator, manifest, reshard, state
 from fedcore.cluster.manifest import INTENT
 from fedcore.cluster.state import ShardedState
 from fedcore.rules import Mean, RejectLong
@@ -120,16 +120,17 @@ def test_the_next_save_deletes_leftovers_of_a_killed_one(tmp_path, monkeypatch, 
 
 def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        (tmp_path / "copy").mkdir()
+        (tmp_path / "copy" / f".{INTENT}.{12 * '0'}").touch()  # a draft that a kill has left
         server.save(tmp_path / "copy")
         before = names(tmp_path / "copy")
 
         def full(*_):
             raise errors.StoreError("no room")
 
-        with monkeypatch.context() as patched:
+        with monkeypatch.context() as patched, pytest.raises(errors.StoreError, match="no room"):
             patched.setattr(manifest.Manifest, "write", full)
-            with pytest.raises(errors.StoreError, match="no room"):
-                server.save(tmp_path / "copy")
+            server.save(tmp_path / "copy")
         assert names(tmp_path / "copy") == before
 
 
@@ -423,9 +424,16 @@ def test_shards_never_share_a_folder_with_another_server(tmp_path, where, way):
         assert opened.clients == (0,)
 
 
-def test_a_new_server_deletes_the_shards_of_a_killed_creation(tmp_path, monkeypatch):
+@pytest.mark.parametrize("at", [(state, "Journal"), (manifest.Manifest, "write"), (ShardedState, "_first")])
+def test_a_creation_that_fails_leaves_nothing_and_opening_again_replaces_one_that_was_killed(tmp_path, monkeypatch, at):
+    def fail(*_):
+        shutil.copytree(tmp_path / "run", tmp_path / "killed")
+        raise Killed
+
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(manifest.Manifest, "write", killed)
-        made("MIFA", X0, shards=3, path=tmp_path)
-    made("MIFA", X0, shards=2, path=tmp_path).close()
-    assert names(tmp_path) == {"cluster.json", "shard-0", "shard-1"}
+        patched.setattr(*at, fail)
+        made("MIFA", X0, shards=3, path=tmp_path / "run", journal=True)
+    assert not names(tmp_path / "run")
+    (tmp_path / "killed" / f".cluster.json.{12 * '0'}").touch()
+    Server.open(tmp_path / "killed", X0, "MIFA", 2, lr=0.1, compute=Compute(shards=2)).close()
+    assert names(tmp_path / "killed") == {"cluster.json", "shard-0", "shard-1"}

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from fedcore import Compute, EdgeAggregator, Limits, Model, RoundPolicy, Server,
 from fedcore.cluster import Slices, manifest
 from fedcore.errors import CheckpointError, RangeError, RoundError, StoreError
 from fedcore.model import Layout
-from fedcore.rules import ClipToMedian, Krum, PrivateMean, TrimmedMean
+from fedcore.rules import Krum, PrivateMean
+from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
-from fedcore.testing import ServerContract
 from tests.cli.command import invoke, output_of
 from tests.cluster.pairs import audited, both, same, told
+from tests.server import test_groups
 from tests.server.test_groups import METHODS, N, claims_of, sets_in, sets_of
 
 SHAPES = {"image.w": (3, 16_384), "text.w": (20_000,), "text.running_var": (5,), "body": (500,)}
@@ -94,28 +96,15 @@ def test_each_round_has_the_bits_of_one_server(method, shards):
     many.close()
 
 
-class TestGroupsOnShards(ServerContract):
+class TestGroupsOnShards(test_groups.TestGroups):
     """The contract of every server: each group has a part on each of two shards, or on one."""
 
-    algorithms = {name: algorithm for name, algorithm in ServerContract.algorithms.items() if name != "FedExP"}
-    options = ServerContract.options | {
-        "clipping before a robust rule": {"aggregation": [ClipToMedian(), TrimmedMean(1)]},
-    }
-    buffers = ServerContract.buffers[:1]  # a group may get too few updates for a robust rule
+    options = {name: one for name, one in test_groups.TestGroups.options.items() if name != "noise"}  # of each element
     shapes = {"w": (2, 16_384), "b": (1_000,)}
-    test_copies = None  # only servers in memory
-    test_warm_start = None  # not supported with partial updates
 
     def make_server(self, folder, model, *args, **options):
         compute = replace(options.pop("compute", Compute()), shards=2)
         return Server(Model(model, {"head": "w"}), *args, storage=Storage(folder), compute=compute, **options)
-
-    def reopen(self, server, folder):
-        server.close()
-        return Server.load(folder)
-
-    def seen(self, report):
-        return {"accepted": report.accepted, "rejected": [client for client, _ in report.rejected]}
 
 
 def test_ranges_are_cut_at_blocks_of_a_group():
@@ -346,8 +335,13 @@ def test_group_folders_that_are_missing_or_exchanged_are_damage(tmp_path):
         (groups / "0").rename(groups / "away")
         (groups / "2").rename(groups / "0")
         (groups / "away").rename(groups / "2")
-        with pytest.raises(CheckpointError, match="other tensors than the group 'text'"):
-            Server.load(path)
+        doors = [Server.load, partial(cluster.reshard, shards=3, to=tmp_path / "to")]
+        for door in doors if shards else [*doors, read_model]:
+            with pytest.raises(CheckpointError, match="other tensors than the group 'text'"):
+                door(path)
+        for command in ["verify"] if shards else ["verify", "info"]:
+            found = invoke("store", command, path)
+            assert "other tensors than the group 'text'" in found.output + found.errors, command
         shutil.rmtree(groups / "2")
         with pytest.raises(CheckpointError):
             Server.load(path)

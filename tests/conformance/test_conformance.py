@@ -5,15 +5,7 @@ import sys
 import pytest
 
 from tests.conformance.cases import CASES
-from tests.conformance.rows import (
-    FRAMEWORKS,
-    compare,
-    difference,
-    expected,
-    framework,
-    of_framework,
-    right,
-)
+from tests.conformance.rows import FRAMEWORKS, compare, difference, expected, framework, of_framework, right
 from tests.conformance.table import PAGE, declared, run
 
 SETS = {case.name: case for case in CASES}

@@ -103,6 +103,7 @@ def test_int8_at_the_ends_of_its_range():
         np.testing.assert_array_equal(out[128:], 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("value", [0.3, -0.3, 1.2345, -1e-7, 2e-5])
 @pytest.mark.parametrize("by", ["element", "row", "seed"])

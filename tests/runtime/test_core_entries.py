@@ -82,8 +82,7 @@ def test_objects_that_are_no_update_types():
 
 
 def test_numbers_of_clients_below_zero():
-    index = _core.ClientIndex(bytes(16), 3)
-    assert index.ids(-(2**63), 2**63 - 1) == [0, 1, 2]
+    assert _core.ClientIndex(bytes(16), 3).ids(-(2**63), 2**63 - 1) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("population", [2**62, 2**63 - 1])

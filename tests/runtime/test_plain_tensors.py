@@ -15,8 +15,7 @@ DATA, HEAD = npy.write(PLAIN), npy.head(PLAIN)
 
 
 def odd_address():
-    memory = np.zeros(4 * 12 + 1, np.uint8)[1:]
-    return memory.view(np.float32).reshape(3, 4)
+    return np.zeros(4 * 12 + 1, np.uint8)[1:].view(np.float32).reshape(3, 4)
 
 
 class Below(np.ndarray):

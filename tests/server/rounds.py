@@ -27,12 +27,16 @@ METHODS = {name: {} for name in algorithms.REGISTRY} | {
 }
 
 
+def algorithm_of(method, **options):
+    """The algorithm of a name in ``METHODS``, also with other options."""
+    arguments = METHODS[method] | options
+    return algorithms.named(arguments.pop("name", method), **arguments)
+
+
 def made(method, x0=None, **options):
     """A server of a method; options are those of ``Server``, of ``flat``, and a MimiC's ``history``."""
-    arguments = dict(METHODS[method])
-    if "history" in options:
-        arguments["history"] = options.pop("history")
-    algorithm = algorithms.named(arguments.pop("name", method), **arguments)
+    history = {"history": options.pop("history")} if "history" in options else {}
+    algorithm = algorithm_of(method, **history)
     options = dict(clients=SIZES, lr=rates.Exponential(0.1, 0.9)) | flat(**options)
     return Server(np.linspace(-1, 1, n, dtype=np.float32) if x0 is None else x0, algorithm, **options)
 

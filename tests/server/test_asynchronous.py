@@ -333,6 +333,7 @@ ROBUST = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["FedAvg", "FedVARP"])
 @pytest.mark.parametrize("shards", [None, 3])
 @pytest.mark.parametrize("rule", ROBUST.values(), ids=ROBUST)

@@ -5,22 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Compute, Server, Storage, algorithms, arrays
+from fedcore import ClientStore, Compute, Server, Storage, arrays
 from fedcore.server.folder import folder_problems, go_back, transactions
 from fedcore.testing import ServerContract
 from tests.server.invariant import contradictions
-from tests.server.rounds import METHODS, everything
+from tests.server.rounds import METHODS, algorithm_of, everything
 from tests.server.test_examples import replies
 from tests.server.test_examples import server_of as capped
 from tests.server.test_norm_limits import N as MANY
 from tests.server.test_norm_limits import honest, lying
 from tests.server.test_norm_limits import server_of as limited
-
-
-def algorithm_of(method):
-    arguments = dict(METHODS[method])
-    return algorithms.named(arguments.pop("name", method), **arguments)
-
 
 SHORT = {"w": (2, 130), "b": (14,)}
 

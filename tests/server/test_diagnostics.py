@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Compute, Limits, Server, Update, algorithms
+from fedcore import ClientStore, Compute, Limits, Server, Storage, Update, algorithms
 from fedcore.options import Settings
 from tests.algorithms import outsiders
 from tests.server.rounds import METHODS, N, made, n, steps_of
@@ -172,8 +172,8 @@ SENT = {"flat": lambda flat: flat, "named": lambda flat: {"w": flat[:8], "b": fl
 @pytest.mark.parametrize("size", [10, 70_000])
 @pytest.mark.parametrize("form", SENT)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_bytes_of_every_door_are_those_of_the_dtype(form, dtype, size):
-    """A plain update, one with a step count of NumPy's, a difference, and one that is rejected."""
+def test_bytes_of_every_door_are_those_of_the_dtype(form, dtype, size, tmp_path):
+    """A plain update, one with a step count of NumPy's, a difference, and one that is rejected; one in a journal."""
     value, x = SENT[form](np.ones(size, dtype)), SENT[form](np.ones(size, np.float32))
     server = Server(x, "FedAvg", clients=4, lr=0.1, limits=Limits(max_steps=9))
     with server.open_round() as opened:
@@ -182,6 +182,10 @@ def test_bytes_of_every_door_are_those_of_the_dtype(form, dtype, size):
         opened.add(2, value, steps=1, kind="delta")
         assert not opened.add(3, value, steps=10)
     assert opened.report.bytes == 4 * size * np.dtype(dtype).itemsize
+    with Server(x, "FedAvg", 4, lr=0.1, storage=Storage(tmp_path / "s", journal=True)) as server:
+        server.open_round().add(0, value, steps=1)
+    with Server.load(tmp_path / "s") as server:
+        assert server.open_round().finish().bytes == size * np.dtype(dtype).itemsize
 
 
 VECTORS = dict.fromkeys(["FedAvgM", "FedDyn", "SCAFFOLD", "SCAFFOLDM"], (1, 2))
@@ -193,8 +197,7 @@ VECTORS |= dict.fromkeys(["SCAFFOLD, two vectors", "SCAFFOLDM, on clients"], (2,
 def test_vectors_a_client_sends_and_gets(method):
     """SCAFFOLD has FedAvg's uplink here; as published it needs twice that."""
     server = made(method)
-    vectors = server.algorithm.uploads, server.broadcast([0]).bytes / (4 * n)
-    assert vectors == VECTORS.get(method, (1, 1))
+    assert (server.algorithm.uploads, server.broadcast([0]).bytes / (4 * n)) == VECTORS.get(method, (1, 1))
     assert server.broadcast([0, 3]).bytes == 2 * server.broadcast([0]).bytes
 
 

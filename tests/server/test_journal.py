@@ -371,6 +371,7 @@ def sent_as(kind, numbers, write):
     return decoded
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8", "top-k", "top-k, int8", "mixed"])
 @pytest.mark.parametrize("options", [{}, {"path": True, "resident": 1 << 20}, {"shards": 2}])
 def test_updates_in_pieces_have_the_bits_of_decoding_first(kind, options, tmp_path):

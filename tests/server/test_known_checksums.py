@@ -67,6 +67,7 @@ CASES = [(method, apart) for method in METHODS for apart in (False, True) if not
 """Rows that are made of second vectors are made whole."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize(("method", "apart"), CASES)
 def test_every_row_has_the_checksums_of_its_content(tmp_path, sealed, method, apart, codec):

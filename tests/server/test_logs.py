@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from fedcore import Network, Server, Update, algorithms
+from fedcore import Model, Network, Server, Update, algorithms
 from fedcore.algorithms import MIFA
 from fedcore.server import rejection_summary
 
@@ -118,14 +118,11 @@ def test_mifa_logs_the_clients_it_waits_for(told):
     server = Server(np.zeros(2, np.float32), "MIFA", IDS, lr=0.1)
     everybody_else = [c for c in IDS if c != "a7"]
     assert rounds(server, [IDS[:4], everybody_else, everybody_else, everybody_else, everybody_else]) == [7, 1, 1, 1, 1]
+    waits = "x is unchanged: waiting for 1 of 11 clients: 'a7'"
     assert told() == [
-        ("INFO", "x is unchanged: waiting for 7 of 11 clients: 'a4', 'a5', 'a6', 'a7', 'a8', and 2 others"),
-        ("INFO", "x is unchanged: waiting for 1 of 11 clients: 'a7'"),
-        (
-            "WARNING",
-            "x is unchanged: waiting for 1 of 11 clients: 'a7'; use MIFA(wait=False) to start without "
-            "them, or remove_client() to remove one",
-        ),
+        ("INFO", "x is unchanged: waiting for 7 of 11 clients: 'a4', 'a5', 'a6', 'a7', 'a8', and 2 more"),
+        ("INFO", waits),
+        ("WARNING", f"{waits}; use MIFA(wait=False) to start without them, or remove_client() to remove one"),
     ]
     assert not server.x.any()
     server.remove_client("a7")
@@ -135,6 +132,10 @@ def test_mifa_logs_the_clients_it_waits_for(told):
     server.add_clients("b")
     assert rounds(server, [IDS[:2]]) == [1]
     assert told()[3] == ("INFO", "x is unchanged: waiting for 1 of 11 clients: 'b'")
+    server = Server(Model(dict.fromkeys("xy", np.zeros(2)), {"x": "x"}), "MIFA", 3, lr=0.1)
+    for client, sent in enumerate(("xy", "xy", "x")):  # the last client leaves the group y with its first update
+        server.round([Update(client, dict.fromkeys(sent, np.ones(2)), 1)])
+    assert [line[28:] for _, line in told()[4:]] == ["2 of 3 clients: 1, 2", "1 of 3 clients: 2"]
 
 
 @pytest.mark.parametrize("method", [algorithms.MIFA(wait=False), "FedAvg", "MimiC", "SCAFFOLD"])

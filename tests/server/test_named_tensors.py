@@ -72,6 +72,7 @@ def test_float_buffers_are_a_weighted_mean_over_their_senders():
     np.testing.assert_allclose(server.x[: len(x)], x - 4 / 8 * 0.1 * 5, rtol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("method", ["FedAvg", "FedAvgM", "MIFA", "MimiC", "SCAFFOLD", "FedDyn"])
 def test_a_norm_does_not_depend_on_the_other_updates_of_a_batch(method, exact, tmp_path):

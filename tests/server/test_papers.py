@@ -106,6 +106,7 @@ def test_draws_with_replacement(method):
     assert distance(method, 0, arbitrary_course(0, draws=True), N) < CLOSE
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("method", methods("W"))
 def test_warm_starts(method, step):
@@ -237,6 +238,7 @@ def gamma(t):
     return 0.4 * 0.99**t
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("own_gamma", [False, True], ids=["gamma = eta K", "gamma"])
 @pytest.mark.parametrize(
     ("method", "options", "controls"),

@@ -185,6 +185,7 @@ class Few:
         raise StoreError("the disk is full")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["ram", "mmap", "undoable"])
 @pytest.mark.parametrize("change", ["arrive", "depart", "resize", "refused", "newcomer", "depart_in_vain"])
 def test_a_change_of_one_client_takes_the_same_memory_among_many(tmp_path, kind, change, caplog):

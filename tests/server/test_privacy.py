@@ -86,8 +86,7 @@ def test_the_deviation_of_the_noise():
 def test_an_empty_round_moves_x_by_noise():
     rule = PrivateMean(2.0, 1.0, 4, seed=1)
     server = server_of(rule)
-    report = server.round([])
-    assert report.accepted == ()
+    assert server.round([]).accepted == ()
     np.testing.assert_allclose(server.x, -noise_of(rule, 0, 2.0) / 4, atol=1e-6)
 
 

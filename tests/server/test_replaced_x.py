@@ -307,8 +307,7 @@ def test_groups_are_servers_of_their_tensors(method, tmp_path):
     assert server.tensors()["bn.num_batches_tracked"] == 9
     server.close()
     with Server.load(tmp_path / "s") as server:
-        report = server.round([Update(i, model(11, 8), 1) for i in (0, 1)])
-        assert report.replaced
+        assert server.round([Update(i, model(11, 8), 1) for i in (0, 1)]).replaced
         assert server.tensors()["bn.num_batches_tracked"] == 11
         for one, name in zip(alone, "ab", strict=True):
             one.round([Update(i, {name: model(11, 8)[name]}, 1) for i in (0, 1)])
@@ -330,5 +329,4 @@ def test_limits_and_changes_stay():
     server = Server(X0, "FedAvg", 2, lr=0.1)
     server.change(limits=Limits(max_steps=5))
     server.replace_x(X0 + 1)
-    report = server.round([])
-    assert report.changed == {"limits": {"max_steps": 5}, "x": 1}
+    assert server.round([]).changed == {"limits": {"max_steps": 5}, "x": 1}

@@ -205,6 +205,7 @@ def updates(server, k=8):
         yield Update(i, y * np.float32(40) if i < 2 else y, 1, keep=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("rule", ["median", Krum(1), Bulyan(1), CentredClipping(100.0), "mixed"], ids=str)
 def test_robust_rules_have_the_bits_in_memory(rule, window, tmp_path):

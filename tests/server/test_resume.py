@@ -72,8 +72,7 @@ def test_code_of_the_caller_is_needed_again(tmp_path):
     server.save(tmp_path / "s")
     with pytest.raises(CheckpointError, match=r"^lr\b"):
         Server.load(tmp_path / "s")
-    again = Server.load(tmp_path / "s", lr=lambda t: 0.1 / (t + 1))
-    assert again.broadcast([0]).lr == 0.1
+    assert Server.load(tmp_path / "s", lr=lambda t: 0.1 / (t + 1)).broadcast([0]).lr == 0.1
     made("FedAvg").save(tmp_path / "t")
     assert Server.load(tmp_path / "t", lr=rates.Exponential(0.1, 0.9)).round_number == 0
     made("FedAvg", lr=rates.Staircase(0.1, restarts=[3])).save(tmp_path / "u")

@@ -122,6 +122,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sample(1)
 @WHATEVER
 @pytest.mark.parametrize("place", PLACES)
 def test_examples_that_an_own_rule_lowers_count(place, need, caplog, monkeypatch):

@@ -184,8 +184,7 @@ def test_a_server_is_loaded_from_an_open_store(tmp_path):
         with pytest.raises(errors.RangeError, match=r"^path\b"):
             Server.load(rows)
         assert rows.round == 1
-    in_memory = ClientStore.open(tmp_path / "run", medium="ram")
-    assert known(Server.load(in_memory)) == before
+    assert known(Server.load(ClientStore.open(tmp_path / "run", medium="ram"))) == before
     with ClientStore(N, n) as rows:
         with pytest.raises(errors.CheckpointError, match=r"^store\b"):
             Server.load(rows)

@@ -129,6 +129,7 @@ def one_by_one(x, table, hidden, assignment, **how):
     return model.flat.numpy().copy(), work
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hidden", [(12, 9), CONVOLUTION], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("direction", DIRECTIONS)

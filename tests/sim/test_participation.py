@@ -405,10 +405,8 @@ def test_compositions_multiply_shares_and_keep_counts():
     assert halved.shares.tolist() == [0.5] * len(halved)
     assert halved.counts.tolist() == inner.active(2).counts.tolist()
     assert halved.counts.sum() == 30
-    quartered = Trace(N, HALF, among=Trace(N, HALF)).active(2)
-    assert quartered.shares.tolist() == [0.25] * N
-    some = Uniform(N, 4, among=Trace(N, HALF)).active(2)
-    assert some.shares.tolist() == [0.5] * 4
+    assert Trace(N, HALF, among=Trace(N, HALF)).active(2).shares.tolist() == [0.25] * N
+    assert Uniform(N, 4, among=Trace(N, HALF)).active(2).shares.tolist() == [0.5] * 4
     redrawn = Weighted(N, 5, [1.0] * N, replacement=True, among=Weighted(N, 30, [1.0] * N, replacement=True)).active(2)
     assert redrawn.counts.sum() == 5
 

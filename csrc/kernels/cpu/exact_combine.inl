@@ -87,9 +87,9 @@ constexpr std::int64_t kWordsAhead = 128;  // words to prefetch ahead of each me
 // The terms are messages in small pages, and the processor does not prefetch across pages by itself.
 void add_words(const std::uint64_t* const* terms, std::int64_t k, std::int64_t begin, std::int64_t end,
                std::uint64_t* out) {
-    constexpr int kRegisters = 8, kGroup = kRegisters * kWidth;
+    constexpr int kRegisters = 8, kWordsHeld = kRegisters * kWidth;
     std::int64_t j = begin;
-    for (; j + kGroup <= end; j += kGroup) {
+    for (; j + kWordsHeld <= end; j += kWordsHeld) {
         Words words[kRegisters];
         __builtin_memcpy(words, out + j, sizeof words);
 #pragma GCC unroll 1

@@ -220,8 +220,8 @@ struct Merging {
 
 template <class Network, int kRows, std::size_t... kPair>
 [[gnu::always_inline]] inline void compare_all(FullFloats (&values)[kRows], std::index_sequence<kPair...>) {
-    constexpr Pairs pairs = Network::pairs();
-    const auto compare = [](FullFloats& low, FullFloats& high) {
+    [[maybe_unused]] constexpr Pairs pairs = Network::pairs();  // one row has none
+    [[maybe_unused]] const auto compare = [](FullFloats& low, FullFloats& high) {
         const FullFloats least = lesser(low, high);
         high = greater(low, high);
         low = least;

@@ -75,8 +75,9 @@ class ServerStrategy(FlowerFedAvg):
             ``fedcore.Server``, or as saved.
         seed: the seed for drawing the nodes of a round.
         poll: the seconds between two checks for replies.
-        abort_after: the run ends with an error after this many rounds in a row that accepted no reply, unless late
-            replies may still count; and also if no round of a shorter run accepted one. None: the run continues.
+        abort_after: the run ends with an error after this many rounds in a row that accepted no reply, or fewer than a
+            robust rule needs, unless late replies may still count; and also if no round of a shorter run accepted one.
+            None: the run continues.
         parts: the arguments ``partial``, ``personal`` and ``frozen`` of ``fedcore.Model``, as a mapping. With
             ``partial``, a reply may lack the arrays of some groups. Messages have no personal and frozen arrays.
         options: options of the method (``fedcore.algorithms``) and of Flower's FedAvg (``fraction_train``,
@@ -379,17 +380,17 @@ class ServerStrategy(FlowerFedAvg):
                         collected.add(request.node, reply)
                     del reply
                 try:
-                    round.finish()
-                except RoundError as error:
+                    report = round.finish()
+                except (RoundError, RangeError) as error:  # of the policy, or of a robust rule
                     round.abort(keep=True)
                     log(ERROR, "aggregate_train: the model stays: %s", error)
-                    self._note(round.clients, round.rejected, [*pending.values()])
+                    few = [(node, str(error)) for node in round.clients] if isinstance(error, RangeError) else []
+                    self._note(() if few else round.clients, [*round.rejected, *few], [*pending.values()])
                     return None, None
         finally:
             self._round = None
-        assert round.report is not None
-        self._hint_at_steps(round.report, counted)
-        return self._after(round.report, [*pending.values()], collected)
+        self._hint_at_steps(report, counted)
+        return self._after(report, [*pending.values()], collected)
 
     def _read(self, request: Request, reply: Message) -> Update:
         content, weight = reply.content, self.weighted_by_key

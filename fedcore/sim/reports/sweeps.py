@@ -59,7 +59,7 @@ Runs = dict[str, tuple[Config, list[Record]]]
 
 @dataclass(frozen=True)
 class Overview:
-    """The reports of a sweep by condition, the overview's files, and notes on skipped folders."""
+    """The reports of a sweep by condition, the overview's files, and notes on what it leaves out."""
 
     reports: dict[str, Report]
     files: tuple[Path, ...]
@@ -165,10 +165,8 @@ def write_overview(folder: Path, **settings: Any) -> Overview:
     Raises:
         MissingDataError: the folder has no records, a record is damaged, or the folder holds several runs or sweeps.
     """
-    reports: dict[str, Report] = {}
-    conditions: dict[str, Condition] = {}
-    chosen: list[tuple[str, Varied | None, list[Record]]] = []
-    changed: dict[str, Changes] = {}
+    reports, conditions, changed = dict[str, Report](), dict[str, Condition](), dict[str, Changes]()
+    chosen, left_out = list[tuple[str, Varied | None, list[Record]]](), list[str]()
     found, others = _presets(folder, settings)
     for preset, runs in found.items():
         by_setting = _by_setting(runs)
@@ -178,6 +176,7 @@ def write_overview(folder: Path, **settings: Any) -> Overview:
         for setting, group in by_setting.items():
             records, notes, points = best(group)
             if not records:
+                left_out += [f"{', '.join(filter(None, (preset, setting)))}: left out: {note}" for note in notes]
                 continue
             configs = {label: group[point][0] for label, point in points.items()}
             changed[preset] = _named({label: config.changes for label, config in configs.items()})
@@ -189,12 +188,11 @@ def write_overview(folder: Path, **settings: Any) -> Overview:
             reports[row.name] = report_on(records, place, config, notes)
             if not setting:
                 chosen.append((preset, config.pictures.varied, records))
-    if not reports and others:
-        raise MissingDataError(
-            f"{folder}: holds several runs or sweeps: {_listed(others)}; report one of them: fedcore report {others[0]}"
-        )
     if not reports:
-        raise MissingDataError(f"{folder}: no records found (PRESET/records/*.jsonl)")
+        problem = "; ".join(left_out) or "no records found (PRESET/records/*.jsonl)"
+        if others:
+            problem = f"holds several runs or sweeps: {_listed(others)}; report one of them: fedcore report {others[0]}"
+        raise MissingDataError(f"{folder}: {problem}")
     related = families(chosen, folder, changed)
     for family in related:
         family.draw()
@@ -202,13 +200,17 @@ def write_overview(folder: Path, **settings: Any) -> Overview:
     rows = {name: row for name, row in conditions.items() if row.values and row.preset not in in_families}
     rows = rows if len(rows) > 1 else {}  # a single row has its own table
     files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
+    for preset, varied, records in chosen:
+        if varied and (names := by_algorithm(record for record in records if not record.is_complete)):
+            left_out.append(f"{preset}: left out over {varied.label}, as trials are not finished: {', '.join(names)}")
+    left_out += [f"left out, since they are no part of this sweep: {_listed(others)}"] if others else []
     document = _document(reports, related, rows)
+    document.notes(left_out)
     write_text(files[0], document.markdown())
     write_text(files[1], _overview_csv(reports, conditions, rows))
     write_text(files[2], document.html())
     write_text(files[3], _trials_csv(found))
-    left_out = (f"left out, since they are no part of this sweep: {_listed(others)}",) if others else ()
-    return Overview(reports, (*files, *(family.place for family in related)), left_out)
+    return Overview(reports, (*files, *(family.place for family in related)), tuple(left_out))
 
 
 def tuned(folder: Path) -> list[Experiment]:
@@ -415,15 +417,13 @@ def _family(
         changed += own
     preset, varied, _ = next(iter(members.values()))
     slug = re.sub(r"[^\w.]+", "-", varied.label).strip("-")
+    table = DataFrame(rows, columns=list(FIGURES)).astype(FIGURES).groupby(["kind", "label"])
     return Family(
         title=varied.title,
         label=varied.label,
         place=inside(folder, folder / preset).parent / f"{Path(varied.family).name}-over-{slug}.png",
         members={x: preset for x, (preset, _, _) in members.items()},
-        figures=DataFrame(rows, columns=list(FIGURES))
-        .astype(FIGURES)
-        .groupby(["kind", "label"])
-        .filter(lambda line: line["seeds"].any()),
+        figures=table.filter(lambda line: line["seeds"].any()),
         size=_family_size([records for _, _, records in members.values()]),
         changed=text_of(changed),
         short=" / ".join(dict.fromkeys(filter(None, short))),

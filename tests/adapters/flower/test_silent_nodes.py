@@ -8,6 +8,7 @@ from flwr.app import Message, RecordDict
 
 from fedcore import RoundPolicy
 from fedcore.adapters.flower import StreamingGrid
+from fedcore.errors import RoundError
 from tests.adapters.flower.federation import NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -90,20 +91,18 @@ def test_a_policy_closes_rounds_before_the_timeout():
 
 def test_over_selection_asks_more_nodes_and_drops_the_last_ones():
     policy = RoundPolicy(min_share=0.5, over_selection=2)
-    strategy, _ = run("FedAvg", grid_of([]), 1, fraction_train=0.4, policy=policy)
-    (report,) = strategy.reports  # 2 of 5 nodes are needed, so 4 are asked
+    (report,) = run("FedAvg", grid_of([]), 1, fraction_train=0.4, policy=policy)[0].reports  # 4 of 5 nodes are asked
     assert (len(report.accepted), len(report.missing)) == (2, 2)
 
 
-def test_a_round_with_too_few_replies_is_repeated():
+@pytest.mark.parametrize("how", [{"policy": RoundPolicy(min_clients=4)}, {"aggregation": ["trimmed-mean"]}])
+def test_a_round_with_too_few_replies_is_repeated(how):
+    """Of a policy, or of a rule, which needs three."""
     grid = grid_of([])
     grid.dead = set(NODES[:3])
-
-    def before_round(t):
-        if t == 1:
-            grid.dead = set()
-
-    strategy, _ = run("MimiC", grid, 3, before_round=before_round, policy=RoundPolicy(min_clients=4))
+    with pytest.raises(RoundError, match="needs at least 3 updates, got 2"):
+        run("FedAvg", grid, 2, aggregation=["trimmed-mean"], abort_after=2)
+    strategy, _ = run("FedAvg", grid, 3, before_round=lambda t: grid.dead.clear() if t else None, **how)
     assert [(report.round, len(report.accepted)) for report in strategy.reports] == [(0, 5), (1, 5)]
     assert strategy.server.round_number == 2
 

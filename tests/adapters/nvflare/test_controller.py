@@ -284,11 +284,11 @@ def test_over_selection_asks_more_sites():
 
 
 def test_a_job_with_too_few_sites_stops():
-    controller = LocalController(sites(NAMES[:2]), x0(), "FedAvg", policy=RoundPolicy(min_clients=3))
     with pytest.raises(errors.RoundError, match="min_clients"):
-        controller.run()
-    with pytest.raises(errors.RangeError, match="min_share"):
-        Controller(policy={"min_share": 2})
+        LocalController(sites(NAMES[:2]), x0(), "FedAvg", policy=RoundPolicy(min_clients=3)).run()
+    for policy, why in (({"min_share": 2}, "min_share"), (3, "^policy=3: must be")):
+        with pytest.raises(errors.RangeError, match=why):
+            Controller(policy=policy)
 
 
 def test_vectors_by_name():

@@ -63,8 +63,7 @@ def killed_and_resumed(method, folder, *accumulate):
     before = finished_rounds(folder / "rows")
     assert 2 <= before < ROUNDS, "killed too late to show anything"
     assert start(method, folder, *accumulate).wait(timeout=500) == 0
-    log = (folder / "log").read_text()
-    assert f"{method} starts at round {before} of {ROUNDS}" in log
+    assert f"{method} starts at round {before} of {ROUNDS}" in (folder / "log").read_text()
 
 
 @pytest.mark.deployment

@@ -32,6 +32,7 @@ class Copying(InMemoryUserStateStorage):
         super().save_state(state.apply_elementwise(torch.clone), user_id, key)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("gradients", [True, False])
 def test_scaffold_reaches_the_optimum_on_our_storage(scaffold, tmp_path, medium, gradients):

@@ -63,8 +63,7 @@ def test_arrays_tensors_and_lists_are_converted(make):
 
 def test_float32_is_not_copied():
     x = X.astype(np.float32)
-    dataset = from_arrays(x, Y, x, Y)
-    assert np.shares_memory(dataset.train_x, x)
+    assert np.shares_memory(from_arrays(x, Y, x, Y).train_x, x)
 
 
 def test_torch_parameters_are_converted():

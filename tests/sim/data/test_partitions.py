@@ -401,8 +401,7 @@ def test_shards_in_the_setting_of_the_mimic_paper():
 def test_left_over_shards_go_to_the_largest_classes():
     labels = np.repeat([0, 1, 2], [10, 30, 20])
     parts = shards(labels, 5, 1, seed=0)
-    held = np.bincount([labels[part[0]] for part in parts])
-    assert held.tolist() == [1, 2, 2]
+    assert np.bincount([labels[part[0]] for part in parts]).tolist() == [1, 2, 2]
     assert sorted(len(part) for part in parts) == [10, 10, 10, 15, 15]
 
 

@@ -115,6 +115,7 @@ def test_rounds_on_a_gpu_equal_those_on_the_cpu_except_for_rounding(dataset, gpu
     assert gpu.created > 10
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("name", sorted({*algorithms.REGISTRY} - {"LocalDescent"}))  # It has no server.
 def test_every_method_on_a_gpu(dataset, gpu, name, together):

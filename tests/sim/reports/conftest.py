@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,14 +14,7 @@ Make = Callable[..., Record]
 def record() -> Make:
     """Makes a record from the accuracies of its rounds; the loss of an evaluated round is 1 - accuracy."""
 
-    def make(
-        algorithm: str,
-        order: int,
-        seed: int,
-        accuracies: Sequence[float | None],
-        rounds: int | None = None,
-        window: int = 10,
-    ) -> Record:
+    def make(algorithm, order, seed, accuracies, rounds=None, window=10):
         lines = []
         for round, accuracy in enumerate(accuracies):
             loss = None if accuracy is None else 1 - accuracy

@@ -173,8 +173,7 @@ def test_report_of_a_sweep_has_the_plot(tmp_path, runs):
             write_lines(tmp_path / preset / "records" / f"{named.header.algorithm}-{named.header.seed}.jsonl", named)
         config = {"pictures": {"varied": value.model_dump()}}
         (tmp_path / preset / "config.json").write_text(json.dumps(config))
-    written = write_overview(tmp_path)
-    assert tmp_path / "mine" / "figure-over-p.png" in written.files
+    assert tmp_path / "mine" / "figure-over-p.png" in write_overview(tmp_path).files
     assert (tmp_path / "mine" / "figure-over-p.png").read_bytes().startswith(b"\x89PNG")
     page = Page(tmp_path / "overview.html")
     assert len(page.images) + page.tags.count("svg") == 7

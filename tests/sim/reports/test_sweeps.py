@@ -91,8 +91,13 @@ def test_algorithm_without_a_complete_point_is_omitted(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 0, [0.6], rounds=3)
     put("lr=0.2", "FedAvg", 0, 0, [0.7], rounds=3)
     put("", "MIFA", 1, 0, [0.7], rounds=3, preset="q")  # a single point
+    varied = {"family": "mine/figure", "title": "Mine", "label": "p", "value": 0.1}
+    (tmp_path / "q" / "config.json").write_text(json.dumps({"pictures": {"varied": varied}}))
     written = write_overview(tmp_path)
     assert list(written.reports) == ["q"]
+    left_out = ("p: left out: FedAvg: no point is complete", "q: left out over p, as trials are not finished: MIFA")
+    assert written.notes == left_out
+    assert all(note in (tmp_path / "overview.md").read_text() for note in left_out)
     with pytest.raises(MissingDataError, match="no records found"):
         write_overview(tmp_path / "p" / "records")
 

@@ -31,6 +31,7 @@ CASES = [*product(["together", "one_by_one"], MANY_VECTORS)]
 CASES += [pytest.param("together", method, marks=pytest.mark.endurance) for method in OTHERS]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("problem", "method"), CASES)
 def test_every_method_has_the_same_bits(problem, method, request):
     problem = request.getfixturevalue(problem)

@@ -99,6 +99,7 @@ def test_without_ray(monkeypatch):
         Session()
 
 
+@pytest.mark.endurance
 def test_a_machine_joins_and_another_is_lost():
     """Two Ray nodes on this machine."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
