@@ -1,10 +1,13 @@
 """Shared helpers: ``Server`` arguments from flat options for parametrized tests, and processes."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+
+import pytest
 
 from fedcore import Compute, Limits, RoundPolicy, Storage
 from fedcore.algorithms import MimiC
@@ -58,3 +61,12 @@ def python(*arguments, status=0, cwd=ROOT, timeout=300, **environment):
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == status, done.stdout[-2000:] + done.stderr[-2000:]
     return done
+
+
+def compiled(source, target, *options):
+    """Compile a program or library in C; skip the test where there is no compiler."""
+    if (compiler := shutil.which(os.environ.get("CC", "cc"))) is None:
+        pytest.skip("there is no C compiler")
+    done = subprocess.run([compiler, source, "-o", target, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target

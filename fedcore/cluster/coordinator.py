@@ -15,7 +15,7 @@ import numpy as np
 from fedcore import kernels
 from fedcore.arrays import F32, into
 from fedcore.cluster.manifest import ShardInfo
-from fedcore.cluster.placement import Answer, Lost, Placement, Referring, ShardLostError
+from fedcore.cluster.placement import Answer, LocalThreads, Lost, Placement, Referring, ShardLostError
 from fedcore.cluster.shard import AbandonedError, Question, Raised, Returned, ShardState
 from fedcore.errors import CheckpointError, ClusterError, StoreError
 from fedcore.profiling import span
@@ -226,7 +226,7 @@ class Coordinator:
 
     def __init__(
         self,
-        placement: Placement,
+        placement: Placement | None,
         shards: Sequence[ShardInfo],
         durability: Durability,
         given: Mapping[str, Any],
@@ -234,7 +234,8 @@ class Coordinator:
         joined: Callable[[Sequence[Any]], Any] = concatenate,
     ) -> None:
         self.joined, self._check_manifest = joined, check_manifest
-        self.placement, self._shards, self._durability, self.given = placement, shards, durability, given
+        self.placement: Placement = LocalThreads() if placement is None else placement
+        self._shards, self._durability, self.given = shards, durability, given
         self.state, self.openings = ShardState(0, 0), 0
         self.settings: dict[str, Any] | None = None
         self.is_inconsistent, self._is_calling = False, False

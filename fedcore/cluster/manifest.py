@@ -313,10 +313,10 @@ def prepared(home: Path, named: Collection[str | os.PathLike[str]] = ()) -> Iter
     Yield the cluster's id: that of the killed creation, whose other shards the new ones replace, or a new one.
     ``named`` are folders in other places from the caller.
     """
-    if (home / NAME).exists():
-        raise StoreError(f"{home / NAME}: a server in shards already exists here; resume it with Server.load")
     make_folder(home)
     with locked(home):
+        if os.path.lexists(home / NAME):
+            raise StoreError(f"{home / NAME}: a server in shards already exists here; resume it with Server.load")
         cluster, is_left = uuid4().hex, os.path.lexists(home / INTENT)
         with disk.explained("creating a cluster", home):
             disk.sync_path(home.parent.resolve())
@@ -331,7 +331,7 @@ def prepared(home: Path, named: Collection[str | os.PathLike[str]] = ()) -> Iter
         try:
             yield cluster
         except BaseException:
-            with suppress(FedcoreError):  # the next call tries again
+            with suppress(FedcoreError, OSError):  # the next call tries again
                 _clear(home, named)
             raise
 
@@ -434,6 +434,7 @@ def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Col
         LOGGER.warning("%s: shards in other folders were not deleted; delete them by hand: %s", home / INTENT, left)
     if cluster is None or delete(cluster, [*inside, *(folder for folder in outside if folder in named)]):
         (home / INTENT).unlink()  # otherwise the next call tries again
+        disk.sync_path(home)
 
 
 def _intent_of(home: Path, manifest: Manifest) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from fedcore.arrays import F32, F64, Bools, BufferPool, core
 from fedcore.cluster import manifest as folders
 from fedcore.cluster.coordinator import Coordinator, GatheredVectors
 from fedcore.cluster.manifest import NAME, Manifest, Range, cut, ranges_of
-from fedcore.cluster.placement import LocalThreads
 from fedcore.errors import ArrayError, ClusterError, FedcoreError, RangeError, StoreError
 from fedcore.files import closed_on_error, resolve_own_links
 from fedcore.kernels import ExactSum
@@ -512,8 +511,7 @@ class ShardedState(State):
 
 def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, compute: Compute) -> ShardedState:
     """Return the state of a new server in shards. For arguments see ``Server``."""
-    layout = settings.layout
-    ranges = ranges_of(layout, compute.shards or 1)
+    layout, ranges = settings.layout, ranges_of(settings.layout, compute.shards or 1)
     x, is_new = _flat(model, layout)
     home = None if storage.path is None else Path(storage.path)
     named = None if home is None else folders.folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
@@ -523,11 +521,9 @@ def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, 
             folders.write_intent(home, new=manifest, old=None)  # a creation that follows a kill replaces these shards
         again = {what: getattr(settings, what) for what in DESCRIBED}
         again |= {"aggregation": settings.rules, "audit_key": (key := storage.audit_key)}
-        placement = LocalThreads() if compute.executor is None else compute.executor
         check = partial(manifest.require_current, (home or Path()) / NAME)
         infos = manifest.shards(home, storage.folders)
-        durability = storage.durability_of_parts
-        coordinator = Coordinator(placement, infos, durability, again, check, manifest.joined)
+        coordinator = Coordinator(compute.executor, infos, storage.durability_of_parts, again, check, manifest.joined)
         state = ShardedState(settings, manifest, home, coordinator)
         counters = layout.read_counters(model)
         own = [replace(settings, layout=cut(layout, span, counters=k == 0)) for k, span in enumerate(ranges)]
@@ -542,7 +538,7 @@ def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, 
                     if storage.journal:  # before the manifest, so that a load finds it
                         Journal(home / JOURNAL, settings).close()
                     manifest.write(home / NAME)
-                    (home / folders.INTENT).unlink()
+                    folders.clean_up(home, folders.delete_shards)
             except BaseException:
                 if home is not None and not os.path.lexists(home / NAME):
                     with suppress(Exception):  # prepared() deletes those on this machine
@@ -568,10 +564,9 @@ def saved_state(
             "number with fedcore.cluster.reshard"
         )
     infos = manifest.shards(file.parent, storage.folders)
-    placement = LocalThreads() if compute.executor is None else compute.executor
     check = partial(manifest.require_current, file)
     given = {**given, "audit_key": storage.audit_key}
-    coordinator = Coordinator(placement, infos, storage.durability_of_parts, given, check, manifest.joined)
+    coordinator = Coordinator(compute.executor, infos, storage.durability_of_parts, given, check, manifest.joined)
     coordinator.open()
     try:
         assert coordinator.settings is not None
@@ -582,6 +577,9 @@ def saved_state(
         require_saved("diagnostics", saved.get("diagnostics"), compute.diagnostics)
         state = ShardedState(settings, manifest, file.parent, coordinator)
         _ = state.registry
+        if os.path.lexists(file.parent / folders.INTENT):
+            with suppress(FedcoreError, OSError), folders.locked(file.parent):  # of a call that was killed at its end
+                folders.clean_up(file.parent, folders.delete_shards)
     except BaseException:
         coordinator.drop()
         raise

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -26,7 +27,7 @@ from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, s
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import Represented, check_integer, is_integer, rejection_reason, short_repr, shorten
 
-MAGIC = b"fedcore partial sum 1\n"
+MAGIC = b"fedcore partial sum 2\n"
 GRID = (-10, -60)
 """Exponents of the units of the high and low words."""
 COLUMNS = ("steps", "examples", "counts", "eta_steps", "weights", "squares", "has_buffers")
@@ -331,17 +332,18 @@ class PartialSums:
 
     @raises_fedcore_errors
     def _counters(self, partial: PartialSum) -> list[Counters]:
-        """Return the counters of each client, and its flags that differ from the server's."""
+        """Return the counters of each client, and its flags that differ from the server's, if the server takes them."""
         layout, now, found = self._settings.layout, self._state.snapshot.counters, [Counters() for _ in partial.clients]
         shapes = {piece.name: piece.shape for piece in layout.outside}
         for i, name, value in partial.counters:
-            size = math.prod(shapes[name]) * now[name].itemsize if name in shapes else -1
+            size = math.prod(shapes[name]) * now[name].itemsize if isinstance(name, str) and name in shapes else -1
             is_own = is_integer(i, 0, len(found) - 1) and len(value) == size
             if not is_own or (now[name].dtype == np.bool_ and max(value, default=0) > 1):
                 raise ArrayError(f"counters: {short_repr((i, name, value))} is not a client's counter of this model")
             counter = np.frombuffer(value, now[name].dtype.newbyteorder("<")).astype(now[name].dtype)
-            found[i][name] = counter.reshape(shapes[name])
-        return [settle_counters(layout, sent, now, "model") for sent in found]
+            with suppress(RangeError):  # the update of its client stays in the sum
+                found[i] |= settle_counters(layout, {name: counter.reshape(shapes[name])}, now, "model")
+        return found
 
     def _bounds(self, partial: PartialSum, longest: float) -> Iterator[Bound]:
         """Yield the interval of each column; later intervals depend on earlier columns."""

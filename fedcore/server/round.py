@@ -518,8 +518,8 @@ class Round(OpenRound):
         self._require_partial_sums("edges")
         self._fold_held(last=True)
         partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
-        before = self._state.snapshot  # rules compare the updates of the next round with those of this one
-        self._state.snapshot = before._replace(norms={**before.norms, **self._validator.remembered()})
+        # Rules compare the updates of the next round with those of this one.
+        self._state.snapshot = self._state.snapshot._replace(norms=self._validator.remembered())
         self._abort()
         return partial
 

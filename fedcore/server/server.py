@@ -1034,16 +1034,16 @@ class EdgeAggregator:
         self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
         self._server.require_partial_sums()
         self._state: State = self._server._backend
-        zeros = {piece.name: np.zeros(piece.shape, piece.dtype) for piece in self._server.layout.counters}
-        self._count_from(self._server.counters | zeros)
+        self._counters = dict(self._server.counters)
         self._before = -1, self._state.snapshot.norms
         for state in self._state.states:
             state.upper_population = population
 
-    def _count_from(self, counters: Counters) -> None:
-        """Set the upper server's counters; flags get another axis, so that none that a client sends equals its own."""
-        flags = {piece.name for piece in self._server.layout.constants if is_flag(piece)}
-        now = {name: one[np.newaxis] if name in flags else one for name, one in counters.items()}
+    def _count_from(self, counters: Counters | None) -> None:
+        """Set the upper server's counters. Unknown ones, and flags, get another axis, so that a sum has them all."""
+        pieces = self._server.layout.constants if counters else self._server.layout.outside
+        unknown = {piece.name for piece in pieces if piece.kind == "counter" or is_flag(piece)}
+        now = {name: one[np.newaxis] if name in unknown else one for name, one in (counters or self._counters).items()}
         for state in self._state.states:
             state.snapshot = state.snapshot._replace(counters=now)
 
@@ -1057,7 +1057,7 @@ class EdgeAggregator:
 
         Args:
             x: the received ``Broadcast.x``: float32[n], its bytes, or a model that fits the layout. It is copied.
-                Only a model has the upper server's integer counters, to which clients' differences are added.
+                Only a model has the upper server's integer counters. Without them, differences do not change counters.
             round: the round's number.
 
         Raises:
@@ -1072,8 +1072,7 @@ class EdgeAggregator:
         if not kernels.all_finite([vector])[0]:
             raise ArrayError("x: a number is NaN or infinite")
         freeze(vector)
-        if flat is None:
-            self._count_from(server.layout.read_counters(x))
+        self._count_from(server.layout.read_counters(x) if flat is None else None)
         # The upper server has dropped a round that is opened again: rules forget its updates.
         self._before = self._before if number == self._before[0] else (number, self._state.snapshot.norms)
         self._state.snapshot = self._state.snapshot._replace(norms=self._before[1])

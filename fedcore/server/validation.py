@@ -222,7 +222,8 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
 
     Raise RangeError if another constant differs from the server's.
     """
-    counters: dict[str, npt.NDArray[Any]] = {}
+    # An edge does not know the server's counters, but their shape and another axis.
+    counters = {name: one for name, one in sent.items() if one.shape != now[name].shape and kind != "delta"}
     for piece in [piece for piece in layout.constants if piece.name in sent]:
         if is_flag(piece):
             if kind == "model" and not _is_constant(sent[piece.name], now[piece.name], kind):
@@ -234,7 +235,7 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
                 "averaged and must be equal. If clients have their own, pass Model(personal=...); for counts such as "
                 "histograms, average float64 arrays by fedcore.aggregate"
             )
-    for name in [piece.name for piece in layout.counters if piece.name in sent]:
+    for name in [one.name for one in layout.counters if one.name in sent and one.shape == now[one.name].shape]:
         before, given = now[name].reshape(-1).tolist(), sent[name].reshape(-1).tolist()  # Python's do not overflow
         after = [old + more for old, more in zip(before, given, strict=True)] if kind == "delta" else given
         most = [min(old + MOST_GROWTH, LARGEST[now[name].dtype]) for old in before]

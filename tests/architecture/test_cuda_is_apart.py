@@ -1,15 +1,14 @@
 """fedcore neither links nor packs CUDA libraries, and loads the driver only when CUDA is used."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import fedcore
 from fedcore import arrays as native
+from tests.kit import compiled, python
 from tests.native.build import editable_build, tool
 
 # A fake libcuda, which creates a file when it is loaded.
@@ -53,16 +52,12 @@ def test_only_the_module_is_installed_beside_python(tmp_path):
 @pytest.fixture
 def opened(tmp_path):
     """Return a function that returns whether a program loads the fake libcuda."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("needs a C compiler")
     (tmp_path / "marker.c").write_text(MARKER)
-    library, marker = tmp_path / "libcuda.so.1", tmp_path / "opened"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "marker.c"], check=True)
+    marker = tmp_path / "opened"
+    library = compiled(tmp_path / "marker.c", tmp_path / "libcuda.so.1", "-shared", "-fPIC")
 
     def run(program):
-        env = os.environ | {"FEDCORE_CUDA_DRIVER": str(library), "OPENED": str(marker)}
-        subprocess.run([sys.executable, "-c", program], env=env, check=True)
+        python("-c", program, FEDCORE_CUDA_DRIVER=str(library), OPENED=str(marker))
         return marker.exists()
 
     return run

@@ -37,7 +37,9 @@ def test_it_resumes(tmp_path, method):
             many.save(tmp_path / "copy")
         if t % 2:
             many.close()
+            manifest.write_intent(tmp_path / "run", new=manifest.manifest_at(tmp_path / "run")[1], old=None)  # a kill
             many = Server.load(tmp_path / "run" / "cluster.json")
+            assert not (tmp_path / "run" / INTENT).exists()
     assert many.verify() == []
     same(one, many, opened_again=True)
     many.close()

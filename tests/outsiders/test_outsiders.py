@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fedcore.sim.experiment.results import read_folder
 from tests.cli.command import invoke, output_of
+from tests.kit import python
 from tests.outsiders.test_registries import house  # noqa: F401, a fixture
 
 HOUSE = Path(__file__).parent / "house"
@@ -33,12 +32,8 @@ OddAndEven = mine.patterns:OddAndEven
 
 
 def fedcore(*words, path=(HOUSE,), folder="."):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "COLUMNS": "200"}
     # Unlike `python -m`, the installed command does not put the working folder on the path.
-    command = [sys.executable, "-P", "-m", "fedcore", *map(str, words)]
-    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    return ended
+    return python("-P", "-m", "fedcore", *words, cwd=folder, PYTHONPATH=os.pathsep.join(map(str, path)), COLUMNS="200")
 
 
 def figures(folder):
@@ -155,7 +150,7 @@ assert "__main__" in failed[0].error and "jobs=0" in failed[0].error, failed[0].
 print("done")
 """
     )
-    ended = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    ended = python(program, cwd=tmp_path)
     found = figures(tmp_path / "here")
     assert found["MIFA", 0] == found["Mine", 0] == found["again", 0]
     assert ended.stdout == "done\n", ended.stderr

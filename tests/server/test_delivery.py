@@ -167,7 +167,6 @@ ONE = {
 }
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("field", Update._fields)
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD"])
 def test_every_way_of_delivery_decides_alike_on_a_hostile_field(method, field):

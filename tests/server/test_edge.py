@@ -109,28 +109,39 @@ def test_so_has_a_hierarchy_of_partial_updates(name, sizes):
         assert server.counters["seen"] == (t != 3)  # also if it equals that of the edge's model
 
 
-@pytest.mark.parametrize("kind", ["model", "delta"])
-def test_tensors_by_name_and_counters_reach_an_edge(kind):
+@pytest.mark.parametrize(("kind", "by_name"), [("model", True), ("delta", True), ("model", False)])
+def test_tensors_by_name_and_counters_reach_an_edge(kind, by_name):
     """Also if it was made with other counters. One client's flag has a NaN, and another's counter is very large."""
     torch = pytest.importorskip("torch")
-    model = {"w": torch.linspace(-1, 1, 60).to(torch.bfloat16), "batches": torch.tensor(5)}
+    model = {"w": torch.linspace(-1, 1, 60).to(torch.bfloat16), "batches": torch.tensor(2**60)}
     model |= {"low": torch.full((3,), torch.inf, dtype=torch.float64)}
     server, straight = (Server(model, clients=4, lr=0.1, compute=EXACT) for _ in range(2))
     edge = EdgeAggregator(model | {"batches": torch.tensor(10**9)}, "FedAvg", range(3), lr=0.1)
     for number in range(3):
         model |= {"w": model["w"] * 1.5, "low": torch.zeros(3, dtype=torch.float64)}
-        sent = [Update(i, model | {"batches": torch.tensor(20 + number + i * 2**49)}, 1, kind=kind) for i in range(4)]
+        x, start = server.tensors() if by_name else server.x, number if kind == "delta" else 2**60 + number
+        sent = [Update(i, model | {"batches": torch.tensor(start + 20 + i * 2**49)}, 1, kind=kind) for i in range(4)]
         sent[1].value["low"] = torch.tensor([0.0, torch.nan, 0.0], dtype=torch.float64)
         due = straight.round(sent)
         with server.open_round() as round:
-            round.add_partial_sum(edge.fold(server.tensors(), sent[:3], round=number).to_bytes(), "edge")
+            round.add_partial_sum(edge.fold(x, sent[:3], round=number).to_bytes(), "edge")
             round.add_batch(sent[3:])
         assert server.x.tobytes() == straight.x.tobytes()
         assert str(server.counters) == str(straight.counters)
         assert round.report.rejected == due.rejected
         assert [client for client, _ in due.rejected] == [1] * (kind == "model")
-    assert server.counters["batches"] > 5
+    assert server.counters["batches"] > 2**60
     assert (server.counters["low"] == 0).all() == (kind == "model")
+
+
+def test_a_counter_of_one_client_does_not_cost_an_edge_its_sum():
+    model = {"w": np.zeros(3, np.float32), "epoch": np.array(-1)}
+    server, edge = Server(model, clients=3, lr=0.1, compute=EXACT), EdgeAggregator(model, "FedAvg", range(3), lr=0.1)
+    for counts, after in (((-1, -1, -1), -1), ((2**62, 3, 5), 5)):
+        sent = [Update(i, model | {"epoch": np.array(count)}, 1) for i, count in enumerate(counts)]
+        with server.open_round() as round:
+            assert round.add_partial_sum(edge.fold(server.x, sent, round=server.round_number), "edge")
+        assert server.counters["epoch"] == after
 
 
 @pytest.mark.parametrize(("lr", "rejected"), [(0.01, []), (0.5, []), (0.5000001, [("edge", "eta_steps")])])
@@ -343,6 +354,17 @@ def test_rules_at_an_edge_remember_earlier_rounds(rule):
         report = round.report
         assert (report.accepted, report.rejected) == (due.accepted, due.rejected)
         assert upper.x.tobytes() == direct.x.tobytes()
+
+
+def test_an_edge_forgets_norms_as_the_server_does():
+    options = {"clients": range(9), "lr": 0.1, "aggregation": [rules.RejectLong(2)]}
+    direct, upper = (Server(np.zeros(1, np.float32), compute=EXACT, **options) for _ in range(2))
+    edge = EdgeAggregator(upper.x, "FedAvg", **options)
+    for t, norms in enumerate([[1, 1, 3, 1, 1, 9, 9], [3, 3], [1, 3, 3], [1, 3, 1]]):
+        sent = [Update(i, upper.x + np.float32(norm), 1) for i, norm in enumerate(norms)]
+        with upper.open_round() as round:
+            round.add_partial_sum(edge.fold(upper.x, sent, round=t), "edge")
+        assert round.report.rejected == direct.round(sent).rejected
 
 
 def test_an_edge_refuses_weights_at_once():

@@ -1,10 +1,6 @@
 """Memory and store agree after every interruption: both as before a change, or both as after it."""
 
-import os
-import shutil
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -14,6 +10,7 @@ import pytest
 from fedcore import Server, Update
 from fedcore.errors import RoundError, StoreError
 from fedcore.runtime import uninterrupted
+from tests.kit import compiled, python
 from tests.server import stopping
 
 # What is raised in a finaliser, or in a generator that is closed, Python itself reports and drops.
@@ -262,14 +259,10 @@ print(server.round_number, signal.getsignal(signal.SIGINT))
 
 
 def test_a_handler_of_a_c_program_stays(tmp_path_factory):
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler, for a program that handles SIGINT itself")
     folder = tmp_path_factory.mktemp("handler")  # code may be loaded from there, as from tmpfs not everywhere
     (folder / "handler.c").write_text(HANDLED_IN_C)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "handler.so", folder / "handler.c"], check=True)
-    env = os.environ | {"LD_PRELOAD": str(folder / "handler.so")}
-    run = subprocess.run([sys.executable, "-u", "-c", ROUND], env=env, capture_output=True, text=True, timeout=120)
+    handler = compiled(folder / "handler.c", folder / "handler.so", "-shared", "-fPIC")
+    run = python("-u", "-c", ROUND, LD_PRELOAD=str(handler))
     assert (run.stdout, run.stderr) == ("C\n1 None\n", "")
 
 

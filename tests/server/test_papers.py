@@ -238,7 +238,6 @@ def gamma(t):
     return 0.4 * 0.99**t
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("own_gamma", [False, True], ids=["gamma = eta K", "gamma"])
 @pytest.mark.parametrize(
     ("method", "options", "controls"),

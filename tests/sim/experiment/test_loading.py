@@ -1,7 +1,5 @@
 """Presets, overrides and files; invalid ones are rejected with all their problems."""
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.rules import OPEN, Krum, Median, MultiKrum, NearestNeighborMixing, TrimmedMean
 from fedcore.sim import MODELS, nets
 from fedcore.sim.experiment import config, load_preset
+from tests.kit import python
 from tests.sim.experiment.kit import preset
 
 
@@ -66,7 +65,7 @@ def test_errors_appear_without_the_import_of_torch():
             else:
                 raise AssertionError(override)
     """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    python("-c", program)
     assert sorted(MODELS) == sorted(nets.REGISTRY.own)
 
 

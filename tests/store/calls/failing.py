@@ -4,13 +4,13 @@ import ctypes
 import errno
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.kit import compiled
 
 SOURCE = Path(__file__).with_name("failing_calls.c")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE}
@@ -20,14 +20,7 @@ def built(folder):
     """The library, to be preloaded; the test is skipped where it cannot be."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("this system's libc has other calls")
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    library = folder / "failing_calls.so"
-    command = [compiler, "-O1", "-shared", "-fPIC", SOURCE, "-o", library, "-ldl"]
-    output = subprocess.run(command, capture_output=True, text=True)
-    assert output.returncode == 0, output.stderr
-    return library
+    return compiled(SOURCE, folder / "failing_calls.so", "-O1", "-shared", "-fPIC", "-ldl")
 
 
 class Calls:
