@@ -218,7 +218,7 @@ def draw(path, data, picture):
             axes.set_ylim(bottom=max(0, 100 * frame["accuracy"].max() - 50))
             axes.grid(alpha=0.3)
     figure.supylabel("test accuracy, %")
-    figure.legend(loc="outside lower center", ncols=6, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=min(6, 3 * len(laws)), fontsize=9)
     figure.savefig(picture, dpi=100)
 
 
