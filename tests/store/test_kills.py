@@ -34,8 +34,8 @@ def test_killed_at_any_moment(tmp_path, durability, kills, keep_previous):
     run = python(PROGRAM, tmp_path, durability, kills, "1", *keep_previous, timeout=400 + 2 * kills)
     result = json.loads(run.stdout)
     assert sum(result["places"].values()) == kills
-    assert len(result["places"]) >= 4  # while rows were written, committed, compacted, saved
-    assert {"c", "s", "p", *("u" for _ in keep_previous)} <= set(result["places"])  # however busy the machine
+    # While a round is committed, saved, compacted, and taken back or half written; on a machine of any speed.
+    assert {"c", "s", "p", *("u" if keep_previous else "w")} <= set(result["places"])
     assert result["rounds"] > 0  # and it got on between the kills
     assert result["left"] == ["copy", "store"]
 
