@@ -235,4 +235,5 @@ class Adapters:
 
 def _squared_norm(b: F64, a: F64) -> float:
     """Return the squared Frobenius norm of B A; the product itself is formed only if it is smaller than A A'."""
-    return float(np.sum((b @ a) ** 2) if len(b) * a.shape[1] < len(a) ** 2 else max(np.vdot(b.T @ b, a @ a.T), 0.0))
+    m, r, n = len(b), len(a), a.shape[1]
+    return float(np.sum((b @ a) ** 2)) if m * n < r**2 else max(float(np.vdot(b.T @ b, a @ a.T)), 0.0)

@@ -24,7 +24,7 @@ BUDGET = {
     "fedcore/cli": 1_612,
     "fedcore/cluster": 2_253,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_507,
+    "fedcore/model": 2_508,
     "fedcore/server": 7_253,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
