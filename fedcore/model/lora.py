@@ -24,11 +24,13 @@ ADAPTER, ADAPTER_MODEL = "adapter_config.json", "adapter_model.safetensors"
 # The entries of a configuration that give the rank and the scale of each product, those on which the effect of the
 # tensors depends as well, and those that tell to which weights a product is added.
 SCALES = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+# ORDERED are lists whose order matters.
+ORDERED = ("layer_replication", "trainable_token_indices", "alora_invocation_tokens")
 FORM = (
     *("peft_type", "alpha", "use_dora", "fan_in_fan_out", "target_modules", "target_parameters", "modules_to_save"),
-    *("layers_to_transform", "layers_pattern", "scaling", "projection_prng_key", "random_loc_seed"),
+    *("layers_to_transform", "layers_pattern", "scaling", "projection_prng_key", "random_loc_seed", *ORDERED[1:]),
 )
-BASE = ("base_model_name_or_path", "revision", "layer_replication")
+BASE = ("base_model_name_or_path", "revision", ORDERED[0])
 # The entries with which an adapter is more than a product B A, and the starts that leave the base weights as they are.
 VARIANTS = ("use_dora", "use_bdlora", "lora_bias", "kasa_config", "monteclora_config", "arrow_config")
 STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -51,8 +53,8 @@ def equal_adapters(paths: Mapping[str, Any], entries: Sequence[str] = (*SCALES, 
         found[label] = read_json(folder / ADAPTER)
         of_first = next(iter(found))
         for entry in entries:
-            values = [found[each][0].get(entry) for each in (label, of_first)]
-            one, first = [(sorted(set(map(str, it))) if isinstance(it, list) else it) or None for it in values]
+            values, is_set = [found[each][0].get(entry) for each in (label, of_first)], entry not in ORDERED
+            one, first = [(sorted({*map(str, it)}) if is_set and isinstance(it, list) else it) or None for it in values]
             if one != first:
                 differ = f"{entry} is {one!r:.100}, but {first!r:.100} in {of_first}; pass equal entries in {ADAPTER}"
                 raise ArrayError(f"{label}: {differ}" + ", or use lora='product', --lora product" * (entry in SCALES))
@@ -233,6 +235,5 @@ class Adapters:
 
 def _squared_norm(b: F64, a: F64) -> float:
     """Return the squared Frobenius norm of B A; the product itself is formed only if it is smaller than A A'."""
-    if b.shape[0] * a.shape[1] < len(a) ** 2:
-        return float(np.sum((b @ a) ** 2))
-    return max(float(np.vdot(b.T @ b, a @ a.T)), 0.0)
+    m, r, n = len(b), len(a), a.shape[1]
+    return float(np.sum((b @ a) ** 2)) if m * n < r**2 else max(float(np.vdot(b.T @ b, a @ a.T)), 0.0)

@@ -767,9 +767,9 @@ class Sum:
     def _bounded(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
         """Return the squares, made infinite for updates that could move a sum or the step beyond float32's range."""
         if not self._fits(squares, weights, times):
-            norms = np.sqrt(squares)
-            fits = (norms * (weights * times) < self._longest_term) & (norms < self._longest)
-            squares[~fits] = np.inf  # a NaN does not fit either
+            with np.errstate(over="ignore", invalid="ignore"):  # a NaN does not fit either
+                norms = np.sqrt(squares)
+                squares[~((norms * (weights * times) < self._longest_term) & (norms < self._longest))] = np.inf
         return squares
 
 

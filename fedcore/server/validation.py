@@ -550,7 +550,7 @@ class Weighing:
             return
         examples = np.where(batch.sources == WEIGHTED, claimed, examples)
         least = least_logged(None if self._state.population.is_sized else self._rules.ratio("examples"))
-        for i in np.flatnonzero((examples * least < claimed) & (batch.sources == COUNTED)).tolist():
+        for i in np.flatnonzero((examples * (own := batch.sources == COUNTED) * least < claimed) & own).tolist():
             self.lowered.append(CappedClaim(batch.clients[i], int(claimed[i]), int(examples[i])))
         batch.claims = replace(batch.claims, examples=examples)
 

@@ -204,6 +204,14 @@ def test_what_does_not_combine_with_products_is_refused(tmp_path):
             fedcore.aggregate(models, lora="product")
 
 
+def test_tensors_of_other_tokens_are_not_combined(tmp_path):
+    for entry in ("trainable_token_indices", "alora_invocation_tokens"):
+        given = [adapter(tmp_path / f"{entry}{k}", k, **{entry: [7 + k, 8 - k]}) for k in range(2)]
+        for lora in ("average", "product", "stack"):
+            with pytest.raises(errors.ArrayError, match=rf"{entry} is \[8, 7\], but \[7, 8\]"):
+                merge(tmp_path / "out", given, lora=lora)
+
+
 @pytest.mark.parametrize("name", ["q.lora_B.weight", "head.weight"])
 def test_an_adapter_that_is_not_finite_is_rejected(tmp_path, name):
     given = three(tmp_path)
