@@ -141,7 +141,7 @@ def test_a_model_that_is_returned_unchanged_rounds_nothing(form):
     server = server_of_state()
     before = server.x
     model = {name: FORMS[form](np.asarray(value)) for name, value in server.tensors().items()}
-    assert not session.is_changed(server, model)
+    assert not session.changes(server, model)
     assert not session.take_model(server, model)
     assert server.x is not None
     assert server.x.tobytes() == before.tobytes()
@@ -157,9 +157,9 @@ def test_only_the_numbers_that_a_framework_changed_are_taken(form, name):
     due = {key: np.array(value) for key, value in before.items()}
     for tensors in (model, due):
         tensors[name].reshape(-1)[-1:] = True if name == "mask" else 8
-    assert session.is_changed(server, model)
+    assert session.changes(server, model)
     assert session.take_model(server, model)
-    assert not session.is_changed(server, model)
+    assert not session.changes(server, model)
     assert {key: value.tobytes() for key, value in server.tensors().items()} == {
         key: np.asarray(value).tobytes() for key, value in due.items()
     }
@@ -171,7 +171,7 @@ def test_a_model_is_compared_with_the_one_that_was_returned():
     server = server_of_state()
     returned = {k: v.astype(np.float16).astype(v.dtype) if v.dtype == "f4" else v for k, v in server.tensors().items()}
     before = server.x
-    assert session.is_changed(server, returned)
+    assert session.changes(server, returned)
     assert not session.take_model(server, returned, returned)
     changed = {**returned, "w": returned["w"].copy()}
     changed["w"][0, 1] = 5

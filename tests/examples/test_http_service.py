@@ -170,8 +170,11 @@ def test_what_a_client_hears(service):
     assert "round" in sent(one, 3, 5)["reason"]
     asked = {one: 1e30, other: 4, running.client("stranger"): 4}  # finite, but too long
     assert {sent(client, 1, value)["status"] for client, value in asked.items()} == {"held"}
-    heard = [client.next_round(2)[0]["rejected"] for client in (one, other)]
-    assert (heard[0]["round"], "norm" in heard[0]["reason"], heard[1]) == (1, True, None)
+    for _ in range(2):
+        heard = [client.next_round(2)[0]["rejected"] for client in (one, other)]
+        assert (heard[0]["round"], "norm" in heard[0]["reason"], heard[1]) == (1, True, None)
+        running.stop(signal.SIGKILL)
+        running.start()
 
 
 def test_a_killed_service_keeps_the_updates_that_it_answered(service):
