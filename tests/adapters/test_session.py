@@ -14,7 +14,7 @@ from fedcore.algorithms.optimizers import Adam
 from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
 from fedcore.options import ServerOptions
 from fedcore.server.broadcast import Instructions
-from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
+from tests.adapters.orders import ORDERS, PLAIN
 from tests.rejections import rejected_arguments
 
 X0 = {"w": np.arange(4, dtype=np.float32)}
@@ -88,20 +88,12 @@ def test_a_method_of_more_than_plain_steps_is_refused(name):
             session.with_plain_steps(ORDERS[name], 0.1)
 
 
-def test_a_rate_of_each_step_is_refused():
-    with pytest.raises(RangeError, match=r"^lr\b.*InverseStep.*lambda round"):
-        session.with_plain_steps("FedAvg", OF_STEPS)
-
-
 @pytest.mark.parametrize("steps", [0, -1, 1.5, 2**53 + 1, True, "", [3]])
 def test_steps_are_a_number_or_a_name(steps):
     session.require_steps(3, MIFA())
     session.require_steps("num-steps", MIFA())
     with pytest.raises(RangeError, match=r"^steps\b"):
         session.require_steps(steps, MIFA())
-
-
-def test_steps_are_refused_for_methods_of_more_than_plain_steps():
     with pytest.raises(RangeError, match=r"^steps\b"):
         session.require_steps(3, SCAFFOLD())
 

@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedcore
+from tests.kit import in_threads
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -102,11 +102,7 @@ def test_rounds_are_those_of_the_server_alone(service, tmp_path):
         client.send = lambda *a, send=client.send, **k: answers.append(send(*a, **k)) or answers[-1]
         client.run(train, rounds)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     found, x = running.client("c0").next_round(rounds)  # the last round is finished
     assert found["round"] == rounds
     assert {answer["status"] for answer in answers} <= {"accepted", "held"}
