@@ -152,7 +152,7 @@ def compared(found):
     gaps = {(law, method): by_seed.loc[(law, method)] - by_seed.loc[(law, FIRST)] for law in laws for method in methods}
     gaps = {cell: gap for cell, gap in gaps.items() if cell[1] != FIRST}
     chances = false_discovery_control([ttest_1samp(gap, 0).pvalue for gap in gaps.values()])
-    stars = {cell: " *" * bool(chance <= 0.05) for cell, chance in zip(gaps, chances, strict=True)}
+    stars = {cell: r" \*" * bool(chance <= 0.05) for cell, chance in zip(gaps, chances, strict=True)}
     rows = []
     for method in methods:
         cells = [method]

@@ -154,7 +154,7 @@ class TotalsForm:
         unit, upper = self._columns[2], total >> 32 << 32
         least, most = (len(clients) * np.rint(bound / unit).astype(np.int64) for bound in self._columns[:2])
         if ((total < least) | (total > most)).any():
-            raise RangeError("sum: a client's values are outside their bounds; masks hide which client sent them")
+            raise RangeError("sum: out of bounds; masks hide which client: to find it, sum half of the clients at once")
         return PartialTotals(self, tuple(clients), (upper * unit, (total - upper) * unit), rejected)
 
     def total(self, parts: Sequence[F64], rule: PrivateMean | None, ledger: Ledger) -> tuple[dict[str, Any], Ledger]:

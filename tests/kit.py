@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,6 +17,16 @@ from fedcore.store import ClientStore
 
 ROOT = Path(__file__).parents[1]
 RULES = {"cap_steps": CapSteps, "cap_examples": CapExamples, "reject_long": RejectLong}
+
+
+def in_threads(work, *arguments):
+    """Call a function with each tuple of arguments, as ``map`` does, in a thread of its own; wait for all."""
+    calls = enumerate(zip(*arguments, strict=True))
+    threads = [threading.Thread(target=work, args=each, name=f"{work.__name__} {i}") for i, each in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def place(spec, **options):

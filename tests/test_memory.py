@@ -1,6 +1,5 @@
 import copy
 import gc
-import threading
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import pytest
 import fedcore
 from fedcore import arrays as memory
 from fedcore.errors import UnknownNameError
-from tests.kit import python
+from tests.kit import in_threads, python
 
 HUGE_FLOATS = memory.HUGE // 4
 
@@ -86,11 +85,7 @@ def test_threads_never_share_a_memory():
                 vector[:] = number
             seen.append(all((vector == number).all() for vector in mine))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert all(seen)
     assert len(seen) == 2000
 

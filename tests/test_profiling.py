@@ -25,6 +25,7 @@ from fedcore.profiling import PHASES, span
 from fedcore.sim.experiment import load_preset, run_experiment
 from tests.cli.command import invoke
 from tests.kills import ended
+from tests.kit import in_threads
 from tests.server.invariant import contradictions
 from tests.server.stopping import Stopped, a_round, check, each_line, expected
 from tests.server.stopping import a_server as a_server_to_stop
@@ -283,15 +284,11 @@ def test_all_threads_are_recorded(tmp_path):
     server = make_server("FedAvg", clients=40)
     with fedcore.profile() as profile, server.open_round() as round:
 
-        def add(first):
+        def adder(first):
             for client in range(first, 40, 4):
                 round.add(client, np.full(N, client, np.float32), steps=1)
 
-        threads = [threading.Thread(target=add, args=(i,), name=f"adder {i}") for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(adder, range(4))
     assert (calls(profile)["read"], calls(profile)["fold"]) == (40, 1)
     assert len(profile.rounds) == 1
     content = saved(profile, tmp_path / "trace.json")

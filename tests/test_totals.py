@@ -434,17 +434,21 @@ JSON = st.recursive(
 )
 
 
+def forge(data, at, most):
+    """Replace a part of nested tables, at most so many levels down, by other JSON."""
+    for _ in range(data.draw(st.integers(1, most))):
+        if isinstance(at, dict | list) and at:
+            key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
+            parent, at = at, at[key]
+    parent[key] = data.draw(JSON)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_forged_form_is_an_error_by_name(data):
     state = json.loads(json.dumps(Totals(FORM, SITES, bounds=BOUNDS).encoding().to_state()))
     assert TotalsForm.read(state) == Totals(FORM, SITES, bounds=BOUNDS).encoding()
-    at = state
-    for _ in range(data.draw(st.integers(1, 5))):
-        if isinstance(at, dict | list) and at:
-            key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
-            parent, at = at, at[key]
-    parent[key] = data.draw(JSON)
+    forge(data, state, 5)
     with suppress(errors.ArrayError, errors.RangeError):
         form = TotalsForm.read(state)
         with suppress(errors.FedcoreError):
@@ -632,12 +636,7 @@ def test_a_hostile_state_is_an_error_by_name(data):
         with of_folder(f"{folder}/t") as totals:
             play(totals)
         with ClientStore.open(f"{folder}/t") as store:
-            at = state = store.state
-            for _ in range(data.draw(st.integers(1, 4))):
-                if isinstance(at, dict | list) and at:
-                    key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
-                    parent, at = at, at[key]
-            parent[key] = data.draw(JSON)
+            forge(data, state := store.state, 4)
             store.commit(1, state=state)
         with suppress(errors.CheckpointError, errors.StoreError), of_folder(f"{folder}/t") as totals:
             assert totals.round_number == totals.privacy.rounds == 1

@@ -54,7 +54,8 @@ class Service:
 
     Args:
         server: a `fedcore.Server` whose method sends only x and a rate: FedAvg, FedAvgM, FedVARP, MIFA, MimiC, ...
-        state: the folder of the secret from which the tokens of clients are made, and of the list of asked clients.
+        state: the folder of the secret from which the tokens of clients are made, and of the lists of asked clients and
+            of rejected ones.
         enrolment: the token that a new client shows. Give each client its own if they must not pose as each other.
         cohort: the number of clients that a round needs.
     """
@@ -66,10 +67,11 @@ class Service:
         server.callbacks = (*server.callbacks, Prometheus("http", registry=self.registry))
         self.replies = prometheus.Counter("http_updates", "Updates by status", ["status"], registry=self.registry)
         self.uploads = prometheus.Gauge("http_uploads_open", "Updates that arrive now", registry=self.registry)
-        self.round, self.sent, self.rejected = None, None, {}  # the last update of a client, if its round rejected it
-        self.asked_file, self.asked = Path(state, "asked.json"), {}  # the clients that each recent round asks
-        if self.asked_file.exists():
-            self.asked = {int(number): set(ids) for number, ids in json.loads(self.asked_file.read_bytes()).items()}
+        self.round, self.sent = None, None
+        self.asked_file, self.rejected_file = Path(state, "asked.json"), Path(state, "rejected.json")
+        # The clients that each recent round asks; and of each client the last update, if its round rejected it.
+        self.asked = {int(number): set(ids) for number, ids in read_file(self.asked_file).items()}
+        self.rejected = read_file(self.rejected_file)
         # The clients that join with the next round; and the time limit of each client's open upload.
         self.joining, self.arriving, self.beginning = set(), {}, asyncio.Lock()
         self.arrived, self.opened, self.stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -95,6 +97,7 @@ class Service:
             for client, why in report.rejected:
                 LOG.warning("round %d: %s: %s", report.round, client, why)
                 self.rejected[client] = {"round": report.round, "reason": why}
+            await asyncio.to_thread(write_file, self.rejected_file, json.dumps(self.rejected))
 
     async def open(self):
         """Wait for enough clients, and open the next round for some of them."""
@@ -344,6 +347,10 @@ def long_enough(enrolment):
     if len(enrolment) < 16:
         raise ValueError("ENROLMENT_TOKEN: must have at least 16 characters; make one with `openssl rand -hex 16`")
     return enrolment
+
+
+def read_file(path):
+    return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def write_file(path, text):

@@ -5,15 +5,17 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any
 
-import torch
-from appfl.algorithm.aggregator import BaseAggregator
-from appfl.misc.utils import create_instance_from_file
-
-from fedcore.adapters.session import Job, add_reply, newcomers, take_model
+from fedcore.adapters import importing
+from fedcore.adapters.session import Job, add_reply, finish, newcomers, take_model
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.server import Server, Update
 from fedcore.server.opening import is_begun
 from fedcore.validation import as_integer
+
+with importing("appfl", "appfl >= 1.12"):
+    import torch
+    from appfl.algorithm.aggregator import BaseAggregator
+    from appfl.misc.utils import create_instance_from_file
 
 STEPS = ("steps", "current_local_steps")
 """The metadata with K of a reply: fedcore's own, and what ``VanillaTrainer`` reports."""
@@ -121,9 +123,8 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
         with server.open_round(newcomers=newcomers(server, local_models, self._sizes)) as round:
             for client, model in local_models.items():
                 add_reply(round, client, partial(self._read, client, model, metadata))
-        assert round.report is not None
-        ended = len(self.reports) + 1 == self._epochs
-        self._record(round.report, getattr(self._logger, "warning", str), ended=ended)
+            report = finish(server, round, getattr(self._logger, "error", str))
+        self._record(report, getattr(self._logger, "warning", str), ended=len(self.reports) + 1 == self._epochs)
         return Aggregator.get_parameters(self)
 
     def _read(self, client: Any, model: Any, metadata: Mapping[str, Mapping[Any, Any]]) -> Update:

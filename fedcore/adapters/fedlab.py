@@ -8,17 +8,20 @@ from functools import partial, wraps
 from typing import Any
 
 import numpy as np
-import torch
-from fedlab.contrib.algorithm.basic_server import SyncServerHandler
-from fedlab.core.server.manager import SynchronousServerManager
-from fedlab.utils import MessageCode
 
-from fedcore.adapters.session import Job, add_reply, silence, take_model
+from fedcore.adapters import importing
+from fedcore.adapters.session import Job, add_reply, finish, silence, take_model
 from fedcore.algorithms import Algorithm
 from fedcore.arrays import as_array, own_classes, to_host
 from fedcore.errors import ArrayError, RoundError
 from fedcore.server import Round, Server, Update
 from fedcore.validation import as_integer, check_integer, rejection_reason, short_repr
+
+with importing("fedlab", "fedlab >= 1.3"):
+    import torch
+    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+    from fedlab.core.server.manager import SynchronousServerManager
+    from fedlab.utils import MessageCode
 
 
 def _ends_round(draw: Callable[..., list[int]]) -> Callable[..., list[int]]:
@@ -242,7 +245,7 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
                 add_reply(opened, update.client, partial(update._replace))
         self._round, silent = None, [*self._waiting]
         self._sampled, self._waiting, self._strays = (), {}, set()
-        report = opened.finish()
+        report = finish(self._start(), opened, self._LOGGER.warning)
         if silent:
             self._LOGGER.info(f"round {report.round}: {silence(silent)}")
         self._show(self._start())

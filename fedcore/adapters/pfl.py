@@ -10,17 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from pfl.aggregate.base import SumAggregator
-from pfl.context import CentralContext, UserContext
-from pfl.data.user_state import AbstractUserStateStorage
-from pfl.exception import UserNotFoundError
-from pfl.internal.ops.selector import get_default_framework_module
-from pfl.metrics import Metrics
-from pfl.postprocessor.base import Postprocessor
-from pfl.stats import MappedVectorStatistics
 
 from fedcore import kernels
-from fedcore.adapters.session import Job, add_reply
+from fedcore.adapters import importing
+from fedcore.adapters.session import Job, add_reply, finish
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import as_array, dtype_name, read_leaf, to_host
@@ -35,6 +28,16 @@ from fedcore.store.files.folder import remove
 from fedcore.store.registry import canonical
 from fedcore.store.slots import Codec
 from fedcore.validation import absolute, as_integer, check_number, rejection_reason
+
+with importing("pfl", "pfl >= 0.6"):
+    from pfl.aggregate.base import SumAggregator
+    from pfl.context import CentralContext, UserContext
+    from pfl.data.user_state import AbstractUserStateStorage
+    from pfl.exception import UserNotFoundError
+    from pfl.internal.ops.selector import get_default_framework_module
+    from pfl.metrics import Metrics
+    from pfl.postprocessor.base import Postprocessor
+    from pfl.stats import MappedVectorStatistics
 
 __all__ = ["ClientStoreUserState", "Method"]
 
@@ -176,7 +179,7 @@ class Method(Job, Postprocessor, SumAggregator):
         for user, reason in rejected:
             opened.reject(user, reason)
         before = to_host(self.server.x)
-        report = opened.finish()
+        report = finish(self.server, opened, LOGGER.error)
         self._record(report, LOGGER.warning, ended=ended)
         weight = float(report.weights.sum()) or 1.0
         step = kernels.combine([to_host(self.server.x), before], [weight, -weight])

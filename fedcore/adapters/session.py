@@ -9,7 +9,7 @@ from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.local_rules import name_of
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
-from fedcore.errors import RangeError, RoundError, UnknownClientError
+from fedcore.errors import RangeError, RoundError, UnknownClientError, UnknownNameError
 from fedcore.files import closed_on_error
 from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Limits, RoundPolicy, ServerOptions, Settings, from_mapping
@@ -100,7 +100,13 @@ def _is_id(client: object) -> bool:
     return True
 
 
-# Checks that a framework's clients can run a method.
+# Checks of options, and that a framework's clients can run a method.
+
+
+def require_known(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UnknownNameError if one of the options of ``what`` is not known."""
+    if unknown := [name for name in options if name not in known]:
+        raise UnknownNameError.of(f"option of {what}", unknown[0], known)
 
 
 def beyond_plain_steps(algorithm: Algorithm) -> str | None:
@@ -138,11 +144,6 @@ def with_plain_steps(algorithm: Algorithm | str | Mapping[str, Any], lr: float |
     return method
 
 
-def is_changed(server: Server, model: Any, returned: Mapping[str, Any] | None = None) -> bool:
-    """Whether a framework's model is no longer the one that the server returned; see ``take_model``."""
-    return bool(_changes(server, model, returned))
-
-
 def take_model(server: Server, model: Any, returned: Mapping[str, Any] | None = None) -> bool:
     """Replace the server's x by a framework's model if the framework changed it; return whether it did.
 
@@ -159,19 +160,20 @@ def take_model(server: Server, model: Any, returned: Mapping[str, Any] | None = 
 
     Cost: reads the model and x once; if the model was changed, also that of ``Server.replace_x``.
     """
-    if not (changes := _changes(server, model, returned)):
+    if not (changed := changes(server, model, returned)):
         return False
     if (reason := server.algorithm.keeps_models) is not None:
         raise RangeError(
-            f"model: differs from the model that the server returned ({', '.join(changes)[:100]}), from which "
+            f"model: differs from the model that the server returned ({', '.join(changed)[:100]}), from which "
             f"{type(server.algorithm).__name__} cannot continue: {reason}"
         )
     own = server.layout.unflatten(to_host(server.x)) | dict(server.counters)
-    server.replace_x(own | changes)
+    server.replace_x(own | changed)
     return True
 
 
-def _changes(server: Server, model: Any, returned: Mapping[str, Any] | None) -> dict[str, Any]:
+def changes(server: Server, model: Any, returned: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the changed tensors of a framework's model, by name; see ``take_model``."""
     return server.layout.changes(model, to_host(server.x), server.counters, returned)
 
 
@@ -240,6 +242,23 @@ def add_reply(round: Round, client: ClientId, read: Callable[[], Update]) -> boo
             raise
         round.reject(client, rejection_reason(error))
         return False
+
+
+def finish(server: Server, round: Round, log: Callable[[str], Any], errors: Any = RangeError) -> Report:
+    """Finish a round. One with too few updates for a robust rule is aborted: the model stays, and none is accepted.
+
+    Args:
+        log: gets a line on an aborted round.
+        errors: the errors that abort a round. With RoundError they include the policy's; then the updates count as
+            accepted in the report.
+    """
+    try:
+        return round.finish()
+    except errors as error:
+        round.abort(keep=True)
+        log(f"the model stays: {error}")
+        lost = [] if isinstance(error, RoundError) else [(client, str(error)) for client in round.clients]
+        return Report(server.round_number, () if lost else round.clients, (*round.rejected, *lost))
 
 
 def may_close_early(round: Round) -> bool:

@@ -18,7 +18,7 @@ from fedcore.arrays import NARROW, copied
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
 from fedcore.cluster.manifest import Manifest, manifest_at
-from fedcore.errors import CheckpointError, CorruptionError, MissingDependencyError, RoundError, StoreError
+from fedcore.errors import CheckpointError, CorruptionError, LockedError, MissingDependencyError, RoundError, StoreError
 from fedcore.kernels import combined_square
 from fedcore.model import FORMS, Safetensors, form_of, write_model
 from fedcore.model.safetensors import StoredFile
@@ -119,7 +119,10 @@ def _audit_key(options: Options) -> bytes | None:
 def _server(options: Options) -> Server:
     """Load the server of a folder, with its imports."""
     terminal.load_imports(options.imports)
-    return Server.load(options.path, storage=Storage(medium="mmap", audit_key=_audit_key(options)))
+    try:
+        return Server.load(options.path, storage=Storage(medium="mmap", audit_key=_audit_key(options)))
+    except LockedError as error:
+        raise LockedError(f"{error}; or call remove_client or replace_x of the running server between rounds") from None
 
 
 def info(options: Options) -> None:
@@ -276,8 +279,7 @@ def compact(options: Options) -> None:
     for shard in infos:
         shard.require_inside()
     shards = [Path(shard.folder or "") for shard in infos]
-    journal = saved.journal_of(options.path if at is None else at[0].parent)
-    journals = [] if journal is None else [journal]
+    journals = [*filter(None, [saved.journal_of(options.path if at is None else at[0].parent)])]
     stores = [*(one for folder in shards or [options.path] for one in _stores(folder)), *journals]
     before = sum(map(_bytes, stores))
     torn = not shards and saved.incomplete_change([options.path])  # loading rolls it back, which needs old rows
@@ -293,8 +295,7 @@ def compact(options: Options) -> None:
 
 
 def _is_server(folder: Path) -> bool:
-    state = state_of(folder)
-    return isinstance(state, dict) and state.get("what") == saved.SERVER
+    return isinstance(state := state_of(folder), dict) and state.get("what") == saved.SERVER
 
 
 def _bytes(folder: Path) -> int:
@@ -440,8 +441,7 @@ def remove_client(options: Options) -> None:
       fedcore store remove-client state 6718209338712947
     """
     with _server(options) as server:
-        client: Any = options.client
-        known = server.clients
+        client, known = options.client, server.clients
         if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
             client = int(client)
         server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)

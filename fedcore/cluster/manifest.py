@@ -338,9 +338,13 @@ def prepared(home: Path, named: Collection[str | os.PathLike[str]] = ()) -> Iter
 
 def _clear(home: Path, named: Collection[str | os.PathLike[str]]) -> None:
     """Delete the shards and the journal of a creation or reshard that ended before its manifest was written."""
-    if os.path.lexists(home / INTENT) and not os.path.lexists(home / NAME):
+
+    def delete(cluster: str, folders: Sequence[str]) -> bool:
         remove(home / JOURNAL)
-        clean_up(home, delete_shards, named=[os.path.realpath(expand_home(folder)) for folder in named])
+        return delete_shards(cluster, folders)
+
+    if os.path.lexists(home / INTENT) and not os.path.lexists(home / NAME):
+        clean_up(home, delete, named=[os.path.realpath(expand_home(folder)) for folder in named])
 
 
 def make_folder(home: Path) -> None:
@@ -403,9 +407,10 @@ def write_intent(home: Path, *, new: Manifest, old: Manifest | None) -> None:
 def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Collection[str] = ()) -> None:
     """Delete the shards that a finished or killed save or reshard has left.
 
-    These are the old shards if the new manifest was written, otherwise the new ones. Other users may write to the
-    folder. So only this user's intent counts, and only for two kinds of folders: those with fedcore's names next to the
-    manifest, and those that the caller has named now. ``delete`` checks each folder.
+    These are the old shards if the new manifest was written, otherwise the new ones. If there was a manifest and it is
+    missing, that is unknown: raise a StoreError, and delete nothing. Other users may write to the folder. So only this
+    user's intent counts, and only for two kinds of folders: those with fedcore's names next to the manifest, and those
+    that the caller has named now. ``delete`` checks each folder.
 
     deletes_old=False leaves old shards for the next call. ``named`` are folders in other places from the caller.
     """
@@ -418,21 +423,19 @@ def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Col
             state = json.loads(read_bytes(home / INTENT, _MOST_BYTES))
             new, old = state["made"], state["going"]
             is_done = present is not None and _intent_of(home, present[1]) == new
-            unused = old if is_done else new
-            cluster = None if unused is None else str(unused["cluster"])
-            folders = [] if unused is None else [str(folder) for folder in unused["folders"]]
+            unused = (old if is_done else new) or {"cluster": None, "folders": []}
+            cluster, folders = unused["cluster"], [str(folder) for folder in unused["folders"]]
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error}; delete {home / INTENT} (it only lists leftover shards of a killed save or reshard, which stay "
-            "on disk)"
-        ) from error
+        raise CheckpointError(f"{error}; delete {home / INTENT}, a list of shards that a killed call left") from error
+    if present is None and old is not None:  # only a manifest tells which shards are complete
+        raise StoreError(f"{home / NAME}: missing, but a save or reshard replaced it or was killed before; put it back")
     if is_done and not deletes_old:
         return
     inside = [str(home / folder) for folder in folders if shard_in(folder) is not None]
     outside = [folder for folder in folders if shard_in(folder) is None]
     if left := [folder for folder in outside if folder not in named]:
         LOGGER.warning("%s: shards in other folders were not deleted; delete them by hand: %s", home / INTENT, left)
-    if cluster is None or delete(cluster, [*inside, *(folder for folder in outside if folder in named)]):
+    if cluster is None or delete(str(cluster), [*inside, *(folder for folder in outside if folder in named)]):
         (home / INTENT).unlink()  # otherwise the next call tries again
         disk.sync_path(home)
 

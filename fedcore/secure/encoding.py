@@ -38,7 +38,7 @@ FAR = 9
 """A normal variable is farther from its mean than this number of deviations with probability 2^-61."""
 SPAN = 1 << 15
 """Elements per block; their temporaries stay in a core's cache."""
-UNKNOWN = "an update in the sum is malformed; masks hide its sender"
+UNKNOWN = "an update in the sum is malformed; masks hide its sender: to find it, sum half of the clients at a time"
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,11 @@ from importlib import import_module
 import numpy as np
 import pytest
 
+from tests.adapters.drivers import QUIET
 from tests.adapters.extensions import CASES
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),  # of pfl's noise
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+NOISE = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")  # of pfl
+pytestmark = [*QUIET, NOISE]
 ALL = [(framework, name, side) for framework, found in CASES.items() for name, sides in found.items() for side in sides]
 
 

@@ -310,6 +310,7 @@ def test_undo_needs_the_only_writer(tmp_path):
         result = store("undo", folder)
         assert result.status == 2
         assert f"{folder}: already open for writing" in result.errors
+        assert "call remove_client" in store("remove-client", folder, 0).errors
         assert server.transactions == 1
     assert store("undo", folder).status == 0
 

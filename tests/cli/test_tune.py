@@ -24,13 +24,17 @@ epochs = 1
 """
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(FILE)
+
+
 def tune(*arguments, rates="0.001,0.1,0.2", folder="tuned"):
     return output_of("tune", "mine.toml", "--rates", rates, "--workers", 0, "--out", folder, *arguments)
 
 
-def test_methods_are_tuned_and_the_printed_lines_are_a_configuration(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(FILE)
+def test_methods_are_tuned_and_the_printed_lines_are_a_configuration(tmp_path):
     output = tune("--seeds", 2, "--validation", 0.2)
     for rate in ("0.001", "0.1", "0.2"):
         records = read_folder(tmp_path / "tuned" / "mine" / f"rate.lr={rate}")
@@ -51,9 +55,7 @@ def test_methods_are_tuned_and_the_printed_lines_are_a_configuration(tmp_path, m
     assert "over rate.lr=0.001, 0.1, 0.2" in (tmp_path / "final" / "table.md").read_text().replace("\\", "")
 
 
-def test_the_printed_lines_have_the_changes_of_the_tuning(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(FILE)
+def test_the_printed_lines_have_the_changes_of_the_tuning(tmp_path):
     output = tune(
         "--seeds", 2, "--rounds", 2, "--set", "local.batch=7", "--set", "limits={max_norm=9.0}", rates="0.1,0.2"
     )
@@ -68,9 +70,7 @@ def test_the_printed_lines_have_the_changes_of_the_tuning(tmp_path, monkeypatch)
     assert load_preset("final.toml").rounds == 2
 
 
-def test_a_later_rate_and_method_run_beside_the_complete_ones(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(FILE)
+def test_a_later_rate_and_method_run_beside_the_complete_ones(tmp_path):
     tune("--seeds", 1, "--only", "FedAvg", rates="0.1")
     before = {file: file.read_bytes() for file in tmp_path.rglob("records/*.jsonl")}
     output = tune("--seeds", 1, rates="0.1,0.2")
@@ -84,17 +84,13 @@ def test_a_later_rate_and_method_run_beside_the_complete_ones(tmp_path, monkeypa
     )
 
 
-def test_options_of_the_grid_are_no_fixed_changes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(FILE)
+def test_options_of_the_grid_are_no_fixed_changes():
     few = "--seeds", 1, "--set", "algorithms=['FedAvgM']", "--set", "grid={'algorithms.beta'=[0.5, 0.8]}"
     output = output_of("tune", "mine.toml", *few, "--set", "local.batch=7", "--workers", 0, "--out", "tuned")
     assert "over beta=0.5, 0.8, for 1 rounds (with local.batch 16 -> 7), on seed 5" in output
 
 
-def test_wrong_options_are_rejected(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(FILE)
+def test_wrong_options_are_rejected(tmp_path):
     assert_rejected(invoke("tune", "mine.toml", "--only", "MIFA"), "--only")
     assert_rejected(invoke("tune", "mine.toml", "--rates", "0.1,x"), "--rates")
     for rates in ("0,0.1", "-0.1", "0.1,0.1"):

@@ -11,7 +11,7 @@ import pytest
 
 from fedcore import ClientStore, Compute, Model, Server, Storage, cluster, files
 from fedcore.algorithms import optimizers
-from fedcore.cluster import manifest
+from fedcore.cluster import manifest, resharding
 from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
 from fedcore.rules import CentredClipping, NearestNeighborMixing, PrivateMean
@@ -267,11 +267,36 @@ def test_another_cluster_that_replaced_leftovers_stays(run, tmp_path):
         assert other.verify() == []
 
 
-def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
-    """The manifest may exist by then: nothing is deleted until it is durable."""
+def after_a_round(path):
+    with made("MIFA", X0, shards=2, path=path) as many:
+        one_round(many)
+        return many.x
+
+
+def test_complete_shards_stay_if_their_manifest_is_moved_away(run, tmp_path, monkeypatch):
+    """The call was killed at its very end, and nothing has loaded the new shards yet."""
+    home, kept = tmp_path / "copy", tmp_path / "cluster.json"
     with made("MIFA", X0, shards=2, path=run) as many:
         one_round(many)
-        x = many.x
+        many.save(home)
+        monkeypatch.setattr(resharding, "clean_up", lambda *_, **__: None)
+        cluster.reshard(home, 3)
+        (home / JOURNAL).mkdir()
+        (home / "cluster.json").rename(kept)
+        before = sorted(home.rglob("*"))
+        for again in (lambda: many.save(home), lambda: made("MIFA", X0, shards=2, path=home)):
+            with pytest.raises(StoreError, match=r"cluster\.json: missing.*put it back"):
+                again()
+        assert sorted(home.rglob("*")) == before
+        (home / JOURNAL).rmdir()
+        kept.rename(home / "cluster.json")
+        with Server.load(home) as copy:
+            assert (len(copy._backend.ranges), copy.x.tobytes()) == (3, many.x.tobytes())
+
+
+def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
+    """The manifest may exist by then: nothing is deleted until it is durable."""
+    x = after_a_round(run)
     sync = files.sync_folder
 
     def failing(path, folder=None):
@@ -346,9 +371,7 @@ def test_every_waiting_thread_gets_the_error(run, monkeypatch):
 
 
 def test_a_full_disk_changes_nothing(run, monkeypatch):
-    with made("MIFA", X0, shards=2, path=run) as many:
-        one_round(many)
-        x = many.x
+    x = after_a_round(run)
     before = sorted(os.listdir(run))
     sync, calls = system_calls.sync, []
 
@@ -368,8 +391,7 @@ def test_a_full_disk_changes_nothing(run, monkeypatch):
 
 
 def test_damage_is_not_copied(run):
-    with made("MIFA", X0, shards=2, path=run) as many:
-        one_round(many)
+    after_a_round(run)
     rows = max((run / "shard-1").glob("rows*"), key=lambda file: file.stat().st_size)
     content = bytearray(rows.read_bytes())
     content[len(content) // 2] ^= 1
@@ -404,9 +426,7 @@ def test_rejected_arguments(tmp_path, run):
 
 
 def test_the_command(run):
-    with made("MIFA", X0, shards=2, path=run) as many:
-        one_round(many)
-        x = many.x
+    x = after_a_round(run)
     done = invoke("store", "reshard", run / "cluster.json", "--shards", 4)
     assert (done.status, done.errors) == (0, "")
     assert "4 shards:" in done.output

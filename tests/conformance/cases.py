@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+OF_BUFFERS = ("BatchNorm's statistics", "a counter in models", "a counter in differences", "a bool buffer")
+OF_BUFFERS += ("packed uint8, the same for all clients", "packed uint8, different for one client")
+"""The names of the sets with tensors beside the parameters."""
+
 
 @dataclass(frozen=True)
 class Reply:

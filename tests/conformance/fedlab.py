@@ -11,7 +11,7 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.utils import Aggregators, SerializationTool
 
 from fedcore.adapters.fedlab import ServerHandler
-from tests.conformance.cases import Case, Module
+from tests.conformance.cases import OF_BUFFERS, Case, Module
 
 NAME = "FedLab: `fedavg_aggregate`"
 PACKAGE, EXTRA = "fedlab", "fedlab"
@@ -27,10 +27,7 @@ WRONG = {
     "all clients without examples": "The average ends in an AssertionError.",
 }
 CANNOT = {
-    **dict.fromkeys(("BatchNorm's statistics", "a counter in models", "a counter in differences"), ALONE),
-    **dict.fromkeys(
-        ("a bool buffer", "packed uint8, the same for all clients", "packed uint8, different for one client"), ALONE
-    ),
+    **dict.fromkeys(OF_BUFFERS, ALONE),
     **dict.fromkeys(("a mask of -inf", "a sparse tensor", "a reply with an unreadable tensor"), ALONE),
     "a late reply": "An upload does not contain its round.",
     "JAX arrays": "Models are torch modules.",

@@ -20,7 +20,7 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.stats import MappedVectorStatistics
 
 from fedcore.adapters.pfl import Method
-from tests.conformance.cases import Case, Module
+from tests.conformance.cases import OF_BUFFERS, Case, Module
 
 NAME = "pfl: `FederatedAveraging`"
 PACKAGE, EXTRA = "pfl", "pfl"
@@ -33,10 +33,7 @@ WRONG = {
     "all clients without examples": "The average raises ZeroDivisionError.",
 }
 CANNOT = {
-    **dict.fromkeys(("BatchNorm's statistics", "a counter in models", "a counter in differences"), ALONE),
-    **dict.fromkeys(
-        ("a bool buffer", "packed uint8, the same for all clients", "packed uint8, different for one client"), ALONE
-    ),
+    **dict.fromkeys(OF_BUFFERS, ALONE),
     "a mask of -inf": ALONE,
     **dict.fromkeys(("a late reply", "a reply with an unreadable tensor", "a sparse tensor"), HERE),
     "one number of examples is missing": "A user always has a number of data points.",

@@ -1,7 +1,5 @@
 """Copies at the same time as kernels: their waits, waits for them, and errors."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from fedcore import errors, kernels
 from fedcore.arrays import core
 from tests.devices.memory import Memory, Stream, copy
 from tests.devices.tensors import held
+from tests.kit import in_threads
 
 n = 5000
 
@@ -128,20 +127,13 @@ def test_threads_take_turns_with_its_buffers():
     copies, sources = core.CopyStream(buffer_bytes=1 << 12), np.repeat(np.float32([[1], [2], [3], [4]]), 40_000, axis=1)
     arrays, outs = [core.DeviceArray(40_000, "float32") for _ in sources], np.zeros_like(sources)
 
-    def at_once(of, *arguments):
-        threads = [threading.Thread(target=of, args=each) for each in zip(*arguments, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
     for _ in range(10):
-        at_once(copies.upload, sources, arrays)
+        in_threads(copies.upload, sources, arrays)
         copies.join()
         for array, source in zip(arrays, sources, strict=True):
             np.testing.assert_array_equal(array.to_host(), source)
         outs[:] = 0
-        at_once(copies.download, arrays, outs)
+        in_threads(copies.download, arrays, outs)
         copies.wait()
         np.testing.assert_array_equal(outs, sources)
 

@@ -1,7 +1,5 @@
 """The stream of a call, and its waits: the emulated driver runs nothing before a wait."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -10,6 +8,7 @@ from fedcore import kernels
 from fedcore.arrays import core
 from tests.devices.memory import Memory, Stream, copy
 from tests.devices.tensors import LEGACY, NumbaArray, Tensor, TorchTensor
+from tests.kit import in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -198,11 +197,7 @@ def test_threads_take_turns():
                 square = kernels.squared_norms([out])
                 found[number, turn] = out.to_host(), square
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert len(found) == 20
     for (number, turn), (out, square) in found.items():
         due = 2 * values(3000, seed=10 * number + turn)

@@ -186,7 +186,7 @@ def test_the_sender_of_wrong_words_is_unknown(at, value, reason):
     server = server_of(model=x)
     secure = masked(server, sent)
     secure.total[at] = value
-    with pytest.raises(RangeError, match=f"{reason}.*masks hide its sender"):
+    with pytest.raises(RangeError, match=f"{reason}.*masks hide its sender: to find it"):
         secure.partial_sum(server)
 
 

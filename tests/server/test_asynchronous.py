@@ -21,6 +21,7 @@ from fedcore.errors import RangeError
 from fedcore.server import report
 from fedcore.server.folder import open_updates
 from fedcore.store.inspect import state_of
+from tests.kit import in_threads
 from tests.server.asynchronous import (
     POLICY,
     arrivals,
@@ -231,11 +232,7 @@ def test_threads_push_into_one_buffer():
         for _ in range(35):
             server.push([Update(client, numbers(0), 1, round=0)])
 
-    threads = [Thread(target=push, args=[client]) for client in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(push, range(4))
     assert [(one.round, len(one.accepted)) for one in reports] == [(t, 7) for t in range(20)]
     assert sorted(client for one in reports for client in one.accepted) == sorted([*range(4)] * 35)
 

@@ -116,13 +116,17 @@ def test_a_reader_cannot_write(store):
             act()
 
 
-def test_a_reader_that_died_holds_nothing(store):
-    assert in_a_fork(lambda: [ClientStore.open(store.path, readonly=True), os.kill(os.getpid(), 9)]) == ""
+def assert_the_note_goes(store):
     assert len(list((store.path / "readers").iterdir())) == 1
     for round in range(1, 5):
         commit(store, round, "a")
     assert not list((store.path / "readers").iterdir())
     assert store.info().free == 1  # the old slots take turns
+
+
+def test_a_reader_that_died_holds_nothing(store):
+    assert in_a_fork(lambda: [ClientStore.open(store.path, readonly=True), os.kill(os.getpid(), 9)]) == ""
+    assert_the_note_goes(store)
 
 
 def test_two_readers_beside_a_writer(store):
@@ -245,11 +249,7 @@ def test_the_lock_of_a_process_that_was_killed_does_not_live_on_in_its_child(sto
 
 def test_the_note_of_a_reader_that_was_killed_does_not_live_on_in_its_child(store, orphan):
     orphan("reader")
-    assert len(list((store.path / "readers").iterdir())) == 1
-    for round in range(1, 5):
-        commit(store, round, "a")
-    assert not list((store.path / "readers").iterdir())
-    assert store.info().free == 1  # the old slots take turns
+    assert_the_note_goes(store)
 
 
 def test_a_copy_without_its_empty_folder(store):

@@ -23,6 +23,16 @@ def one_step(t, i):
     return 1
 
 
+def mean_of_models(algorithm, clients, lr, rounds):
+    """The mean of the models of the second half of some rounds, and the last weight of each client."""
+    server, mean, weights = server_of(algorithm, clients, lr=lr), np.zeros(n), {}
+    for t in range(rounds):
+        report = run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
+        weights |= dict(zip(report.accepted, report.weights, strict=True))
+        mean += server.x * (t >= rounds // 2) / (rounds // 2)
+    return mean, weights
+
+
 @pytest.fixture(scope="module")
 def clients():
     return Clients(N, n, seed=0)
@@ -39,10 +49,7 @@ def test_fedstale_is_unbiased_and_fedavg_is_not(clients):
     """With a constant rate and beta < 1 the model moves around the optimum; the mean of the models is the optimum."""
     distances = {}
     for algorithm in (algorithms.FedStale(0.8, chances=CHANCES), algorithms.FedAvg("uniform")):
-        server, mean, rounds = server_of(algorithm, clients, lr=0.04), np.zeros(n), 800
-        for t in range(rounds):
-            run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
-            mean += server.x * (t >= rounds // 2) / (rounds // 2)
+        mean = mean_of_models(algorithm, clients, 0.04, 800)[0]
         distances[type(algorithm).__name__] = distance(mean, clients.optimum())
     assert distances["FedStale"] < 0.02
     assert distances["FedAvg"] > 0.05
@@ -50,11 +57,7 @@ def test_fedstale_is_unbiased_and_fedavg_is_not(clients):
 
 def test_fedaus_weights_tend_to_the_inverse_probabilities(clients):
     """So it is nearly unbiased; the intervals are geometric, with means 1 / p_i."""
-    server, mean, rounds, weights = server_of(algorithms.FedAU(), clients, lr=0.04), np.zeros(n), 700, {}
-    for t in range(rounds):
-        report = run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
-        weights |= dict(zip(report.accepted, report.weights, strict=True))
-        mean += server.x * (t >= rounds // 2) / (rounds // 2)
+    mean, weights = mean_of_models(algorithms.FedAU(), clients, 0.04, 700)
     np.testing.assert_allclose([weights[i] for i in range(N)], 1 / np.array(CHANCES), rtol=0.2)
     assert distance(mean, clients.optimum()) < 0.1
 
@@ -62,11 +65,7 @@ def test_fedaus_weights_tend_to_the_inverse_probabilities(clients):
 def test_fedawe_has_less_bias_than_fedavg_under_uneven_dropouts(clients):
     ends = {}
     for algorithm in (algorithms.FedAWE(), algorithms.FedAvg("uniform")):
-        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 400
-        for t in range(rounds):
-            run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
-            mean += server.x * (t >= rounds // 2) / (rounds // 2)
-        ends[type(algorithm).__name__] = distance(mean, clients.optimum())
+        ends[type(algorithm).__name__] = distance(mean_of_models(algorithm, clients, 0.02, 400)[0], clients.optimum())
     assert ends["FedAWE"] < 0.3 * ends["FedAvg"]
 
 

@@ -63,10 +63,6 @@ def _forwarded(name: str) -> Any:
     return lambda self, *args, **options: getattr(self._grid, name)(*args, **options)
 
 
-def _never() -> bool:
-    return False
-
-
 class StreamingGrid(Grid):
     """A wrapper of a Grid whose ``send_and_receive`` sends messages one by one and yields replies as they arrive.
 
@@ -89,7 +85,7 @@ class StreamingGrid(Grid):
         self._late: dict[str, None] = {}
         self.arrived = 0
         """The replies of the last ``send_and_receive`` that arrived."""
-        self._may_close: Callable[[], bool] = _never
+        self._may_close: Callable[[], bool] = lambda: False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -112,7 +108,7 @@ class StreamingGrid(Grid):
             pushed = (self._grid.push_messages([message]) for message in each(messages))
             own = {number: None for numbers in pushed for number in numbers if number}
         late, self._late, self.arrived = self._late, {}, 0
-        may_close, self._may_close = self._may_close, _never
+        may_close, self._may_close = self._may_close, lambda: False
         end = float("inf") if timeout is None else time.monotonic() + timeout
         return Messages(timed("wait", self._replies(own, late, end, may_close)))
 

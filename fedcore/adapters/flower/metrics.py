@@ -178,12 +178,7 @@ def _form(content: RecordDict, weight: str) -> tuple[str, tuple[tuple[str, int],
 
 
 def ask_sizes(
-    grid: Grid,
-    nodes: Iterable[int],
-    known: Sizes,
-    config_key: str,
-    ratio: float | None = None,
-    accepted: Sequence[int] = (),
+    grid: Grid, nodes: Iterable[int], known: Sizes, config_key: str, ratio: float | None, accepted: Sequence[int]
 ) -> dict[int, int]:
     """Return n_k by node, from ``known`` or by a query; omit nodes that do not report an integer in 1..2^53.
 

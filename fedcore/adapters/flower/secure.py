@@ -2,19 +2,20 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import signature
 from logging import ERROR
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from fedcore import algorithms
 from fedcore.adapters.flower.grid import Request, StreamingGrid, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector
 from fedcore.adapters.flower.strategy import ServerStrategy, log_failures
+from fedcore.adapters.session import require_known
 from fedcore.arrays import F32
 from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.model import Layout
@@ -82,19 +83,6 @@ class SecureStrategy(ServerStrategy):
         self._identities, self._colluding = identities, colluding
         self._secure: SecureServer | None = None
         self._named: set[int] = set()  # the nodes that are left out
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        *args: Any,
-        **more: Any,
-    ) -> Result:
-        """See ``ServerStrategy``; ``timeout`` is in seconds per phase."""
-        self._timeout = timeout
-        return super().start(grid, initial_arrays, num_rounds, timeout, *args, **more)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -218,6 +206,8 @@ def secure_mod(
         arrays: the strategy's ``arrayrecord_key``.
         options: those of ``SecureClient``: ``min_clients``, ``identity``, ``peers``, ``noise`` and ``max_norm``.
     """
+    own = [name for name in signature(secure_mod).parameters if name != "options"]
+    require_known("secure_mod", options, [*own, *signature(SecureClient).parameters])
     SecureClient(**options)  # raises an error now if an option is wrong
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:

@@ -23,8 +23,7 @@ from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_size
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
 from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.rates import Rate, rate_at
-from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
-from fedcore.model import Model
+from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.options import RoundPolicy, ServerOptions
 from fedcore.profiling import span
 from fedcore.rules import Chain
@@ -120,8 +119,7 @@ class ServerStrategy(FlowerFedAvg):
         of_method, own, ours, flower = ([*signature(kind).parameters] for kind in kinds)
         method_options = {name: options.pop(name) for name in of_method if name in options}
         server_options = {name: options.pop(name) for name in ("options", *own) if name in options}
-        if unknown := [name for name in options if name not in flower]:
-            raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], of_method + own + ours + flower)
+        session.require_known(type(self).__name__, options, of_method + own + ours + flower)
         super().__init__(**options)
         self.algorithm = method = self.method(**method_options)
         self._options = ServerOptions.from_mapping(server_options)
@@ -191,7 +189,7 @@ class ServerStrategy(FlowerFedAvg):
             more["should_stop"] = lambda round, result: should_stop(round + first, result)
         streaming = grid if isinstance(grid, StreamingGrid) else StreamingGrid(grid, poll=self._poll)
         arrays, rounds = self._write_model() if self._server else initial_arrays, max(num_rounds - first, 0)
-        self._initial = arrays
+        self._initial, self._timeout = arrays, timeout
         result = super().start(streaming, arrays, rounds, timeout, train_config, evaluate_config, evaluate, **more)
         if rounds:
             self._rejected_rounds.check(ended=True)
@@ -379,13 +377,9 @@ class ServerStrategy(FlowerFedAvg):
                         session.add_reply(round, request.node, partial(self._read, request, reply))
                         collected.add(request.node, reply)
                     del reply
-                try:
-                    report = round.finish()
-                except (RoundError, RangeError) as error:  # of the policy, or of a robust rule
-                    round.abort(keep=True)
-                    log(ERROR, "aggregate_train: the model stays: %s", error)
-                    few = [(node, str(error)) for node in round.clients] if isinstance(error, RangeError) else []
-                    self._note(() if few else round.clients, [*round.rejected, *few], [*pending.values()])
+                report = session.finish(self.server, round, partial(log, ERROR), (RoundError, RangeError))
+                if round.report is None:
+                    self._note(report.accepted, report.rejected, [*pending.values()])
                     return None, None
         finally:
             self._round = None
@@ -574,10 +568,8 @@ class ServerStrategy(FlowerFedAvg):
 
     def _opened(self, arrays: ArrayRecord, options: ServerOptions, **how: Any) -> Server:
         how |= {"steps": self._steps, "own_rates": self._lr is None}
-        return session.open_server(self._model(arrays), self.algorithm, [], options, **how)
-
-    def _model(self, arrays: ArrayRecord) -> Model:
-        return replace(self._parts, tensors=self._wire.read(arrays))
+        model = replace(self._parts, tensors=self._wire.read(arrays))
+        return session.open_server(model, self.algorithm, [], options, **how)
 
 
 def log_failures(failures: Iterable[Failure]) -> None:

@@ -119,16 +119,10 @@ class Trainer:
             previous.load(x_prev)
             previous.module.train()
         loss = mean_loss(self.model, inputs, labels) if work.needs_loss else None
-        result = sgd(
-            self.model,
-            inputs,
-            labels,
-            along(work.local_rule, batches, len(labels)),
-            replace(work, offset=_reordered(work.offset, work.layout, layout)),
-            x=self.model.parameters.numpy().copy() if work.mu else None,
-            previous=previous,
-            options=self._options,
-        )
+        start = self.model.parameters.numpy().copy() if work.mu else None
+        batches = along(work.local_rule, batches, len(labels))
+        task = replace(work, offset=_reordered(work.offset, work.layout, layout))
+        result = sgd(self.model, inputs, labels, batches, task, x=start, previous=previous, options=self._options)
         is_torch = any(hasattr(tensor, "detach") for tensor in received.params.values())
         tensors = {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
         params = tensors if is_torch else {name: as_array(name, tensor) for name, tensor in tensors.items()}

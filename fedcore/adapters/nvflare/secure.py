@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from threading import Lock
 from typing import Any
 
@@ -12,6 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcore.adapters.nvflare.client import KEY
 from fedcore.adapters.nvflare.server import Controller, model_of, update_of
+from fedcore.adapters.session import require_known
 from fedcore.algorithms import Algorithm
 from fedcore.arrays import F32, as_array, to_host
 from fedcore.errors import ArrayError, RangeError, RoundError
@@ -165,6 +167,7 @@ class SecureSite:
     """
 
     def __init__(self, train: Callable[[FLModel], FLModel], **options: Any) -> None:
+        require_known("SecureSite", options, signature(SecureClient).parameters)
         self._train, self._new = train, partial(SecureClient, **options)
         self._client = self._new()
 

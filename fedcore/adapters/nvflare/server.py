@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
+from inspect import signature
 from itertools import islice
 from threading import RLock
 from typing import Any
@@ -77,6 +78,8 @@ class Component(session.Job):
         abort_after: int | None = 3,
         **kwargs: Any,
     ) -> None:
+        known = {name for kind in type(self).__mro__ for name in signature(kind).parameters}
+        session.require_known(type(self).__name__, kwargs, known - {"args", "kwargs"})
         super().__init__(**kwargs)
         as_optimizer(optimizer)
         session.require_rate_of_rounds(lr)
@@ -248,10 +251,10 @@ class Controller(Component, ModelController):
             if self.abort_signal.triggered:
                 opened.abort()
                 return None
-        assert opened.report is not None
+            report = session.finish(server, opened, self.error)
         if silent := [name for name in names if name not in answered]:
-            self.info(f"round {opened.report.round}: {session.silence(silent)}")
-        return opened.report
+            self.info(f"round {report.round}: {session.silence(silent)}")
+        return report
 
     def _run_buffers(self, server: Server) -> None:
         """Keep ``num_clients`` sites at work; their results are pushed as they arrive."""
@@ -493,7 +496,7 @@ class Aggregator(Component, ModelAggregator):
             server = self._started()
             if self._sent is not None:
                 sent = FLModelUtils.from_shareable(self._sent).params
-                if session.is_changed(server, sent) and server.round_number and not self.reports:
+                if session.changes(server, sent) and server.round_number and not self.reports:
                     raise CheckpointError(
                         "model: the job's first model is not that of its folder; let a persistor load the job's model, "
                         "which the aggregator replaces, or use a new folder"
@@ -517,7 +520,7 @@ class Aggregator(Component, ModelAggregator):
         if self.server is None:
             raise RoundError("aggregate_model: no round is open; call reset_stats first")
         opened, self._round = self._opened(), None
-        report = opened.finish()
+        report = session.finish(self.server, opened, self._warn)
         self._record(report, self._warn, ended=len(self.reports) + 1 == self._num_rounds)
         metrics, self._metrics = self._metrics, {}
         return _result(self.server, report, metrics)

@@ -307,8 +307,8 @@ def cost_table(records: Sequence[Record]) -> DataFrame:
     """Return a table of traffic, seconds per phase and diagnostics, with a row per algorithm."""
     parts = list(dict.fromkeys(part for record in records for line in record.rounds for part in line.seconds))
     timed = any(line.clock is not None for record in records for line in record.rounds)
-    headings = ("algorithm", "vectors up", "MB up", "MB down", *(f"{part} s" for part in parts), *DIAGNOSTICS)
-    headings += ("virtual s",) * timed
+    headings = ("algorithm", "vectors up", "MB up", "MB down", *(f"{part} s" for part in parts))
+    headings += (*(name.removesuffix("_norm") for name in DIAGNOSTICS), *("virtual s",) * timed)
     rows = []
     for label, group in by_algorithm(record for record in records if record.rounds).items():
         lines = [line for record in group for line in record.rounds]

@@ -19,12 +19,9 @@ from omegaconf import OmegaConf
 from fedcore import Server, algorithms, errors
 from fedcore.adapters.appfl import Aggregator
 from fedcore.algorithms import optimizers
+from tests.adapters.drivers import QUIET
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # its logger leaves its file open
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = QUIET
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "appfl_mimic.py"
 

@@ -6,13 +6,10 @@ import pytest
 pytest.importorskip("appfl")
 
 from fedcore import Server, errors
+from tests.adapters.drivers import QUIET
 from tests.adapters.extensions.appfl import CLIENTS, LR, STEPS, Net, agent_of, play, trained
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = QUIET
 
 
 def test_rows_are_measured_from_the_model_that_an_override_returned(tmp_path):

@@ -12,10 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedcore.algorithms import named
 from fedcore.algorithms.local_rules import Sgd
 
+QUIET = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # APPFL's logger leaves its file open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+"""The marks of tests that run the frameworks' code."""
 LR = 0.1
 MODEL = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 CLAIMS = frozenset({"steps", "examples", "rate", "buffers", "names"})

@@ -52,7 +52,7 @@ def test_evaluations_and_sizes_that_are_none_are_left_out_by_node():
     contents = replies(0, [*ODD, *BYTES])
     nodes = [*contents]
     grid = answers(contents)
-    sizes = ask_sizes(grid, nodes, None, "config")
+    sizes = ask_sizes(grid, nodes, None, "config", None, ())
     assert {node: sizes[node] for node in HONEST} == dict.fromkeys(HONEST, 5)
     strategy = flower.FedAvg(min_evaluate_nodes=len(nodes), min_available_nodes=1, fraction_train=0.0)
     asked = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid)

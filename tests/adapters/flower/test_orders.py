@@ -23,16 +23,20 @@ def one_app(work, nodes=2):
     return LocalGrid({node: (app, {}) for node in NODES[:nodes]})
 
 
+def training(options=None):
+    """Nodes that train on the same examples, and these."""
+    dataset, _ = make_data()
+    x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
+    return one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2, options=options)), x, y
+
+
 @pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions(clip=1.0)], ids=["momentum", "clip"])
 @pytest.mark.parametrize(
     ("method", "how", "plain"),
     [("SCAFFOLD", {}, True), ("SCAFFOLDM", {}, True), ("SCAFFOLD", {"control": "sent"}, False), ("MIFA", {}, False)],
 )
 def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(method, how, plain, options):
-    dataset, _ = make_data()
-    x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
-    grid = one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2, options=options))
-    strategy, _ = run(method, grid, 1, **how)
+    strategy, _ = run(method, training(options)[0], 1, **how)
     [report] = strategy.reports
     assert len(report.accepted) == (0 if plain else 2)
     assert all("options: " in failure.reason for failure in strategy.failures)
@@ -41,10 +45,7 @@ def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(me
 
 @pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC"])
 def test_rows_on_clients_are_refused_by_who_keeps_none(method):
-    dataset, _ = make_data()
-    x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
-    grid = one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2))
-    strategy, _ = run(method, grid, 1, placement="client")
+    strategy, _ = run(method, training()[0], 1, placement="client")
     assert ["keeps_row: " in failure.reason for failure in strategy.failures] == [True, True]
     assert strategy.reports[0].accepted == ()
 
@@ -67,9 +68,7 @@ def test_one_s_own_loop_is_asked_for_what_its_row_adds():
 
 
 def test_losses_reach_the_server():
-    dataset, _ = make_data()
-    x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
-    grid = one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2))
+    grid, x, y = training()
     how = {"lr": 0.1, "fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1, "poll": 0.001}
     strategy = flower.QFedAvg(q=1.0, **how)
     strategy.start(grid, initial_arrays(), 1, timeout=5)

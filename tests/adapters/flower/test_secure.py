@@ -238,7 +238,8 @@ def test_what_masks_exclude_is_refused():
 
     apps = {node: app_of(node, [secure_mod()]) for node in NODES}
     for strategy, reason in (
-        (SecureMIFA(**OPTIONS), "needs rows"),
+        (SecureMIFA(**OPTIONS), "needs rows.*masks"),
+        (flower.SecureFedAvg(**OPTIONS | {"aggregation": ["median"]}), "masks"),
         (flower.SecureFedAvg(**OPTIONS | {"limits": Limits()}), "max_norm"),
         (flower.SecureFedAvg(**OPTIONS | {"compute": Compute()}), "exact"),
     ):

@@ -16,12 +16,17 @@ from tests.adapters.wire.deployment import HERE, Deployment, wait_for
 ROUNDS = 6
 
 
-def play(method, accumulate, home):
+def folder_with(home, *held):
     out = Path(home) / "out"
     out.mkdir()
     save_data(out)
-    for held in ("hold-1-1", "hold-0-4"):
-        (out / held).touch()
+    for name in held:
+        (out / name).touch()
+    return out
+
+
+def play(method, accumulate, home):
+    out = folder_with(home, "hold-1-1", "hold-0-4")
     began = time.monotonic()
 
     def log(event):
@@ -50,9 +55,7 @@ def play(method, accumulate, home):
 
 def play_masked(method, accumulate, home):
     """Three rounds of four SuperNodes under masks; one is killed in round 1, after it has sent its shares."""
-    out = Path(home) / "out"
-    out.mkdir()
-    save_data(out)
+    out = folder_with(home)
     (out / "hold-1-1").touch()
     config = {"method": method, "accumulate": accumulate, "rounds": 3, "out": str(out)}
     with Deployment(home) as deployment:
@@ -68,11 +71,7 @@ def play_buffered(method, accumulate, home):
 
     Client 0 sleeps in round 3, so that this round closes with client 2.
     """
-    out = Path(home) / "out"
-    out.mkdir()
-    save_data(out)
-    for held in ("hold-2-0", "hold-0-3"):
-        (out / held).touch()
+    out = folder_with(home, "hold-2-0", "hold-0-3")
     config = {"method": method, "accumulate": accumulate, "rounds": ROUNDS, "buffer": 2, "out": str(out)}
     with Deployment(home) as deployment:
         for number in range(3):

@@ -168,7 +168,7 @@ def test_cost_table(record):
         "broadcast s": "1.5",
         "local s": "6.0",
         "diversity": "1",
-        "correction_norm": "–",
+        "correction": "–",
         "staleness": "–",
     }
 
