@@ -804,9 +804,10 @@ class State:
             if self.store.commits != commits:
                 self._adopt(after, spares)
             raise
-        self._refer_to_disk()
+        self.refer_to_disk()
 
-    def _refer_to_disk(self) -> None:
+    def refer_to_disk(self) -> None:
+        """Replace the snapshot's vectors by those in the files, which do not take memory."""
         if self.store.medium == "mmap":
             with suppress(StoreError, MemoryError):  # on failure, the snapshot stays unchanged
                 self.snapshot = self.snapshot.on_disk(self.store)
@@ -893,7 +894,7 @@ class State:
             try:
                 state.store.compact(erase=erase)
             finally:  # a compaction may have moved the vectors
-                state._refer_to_disk()
+                state.refer_to_disk()
 
     def forget_newcomers(self) -> None:
         """Remove the newcomers of a dropped round."""

@@ -573,8 +573,8 @@ class ServerStrategy(FlowerFedAvg):
                 log(INFO, "Resuming after round %d, with the saved model", self._server.round_number)
 
     def _opened(self, arrays: ArrayRecord, options: ServerOptions, **how: Any) -> Server:
-        how |= {"steps": self._steps, "own_rates": self._lr is None}
-        return session.open_server(self._model(arrays), self.algorithm, [], options, **how)
+        work = session.ClientWork(steps=self._steps, own_rates=self._lr is None)
+        return session.open_server(self._model(arrays), self.algorithm, [], options, work, **how)
 
     def _model(self, arrays: ArrayRecord) -> Model:
         return replace(self._parts, tensors=self._wire.read(arrays))
