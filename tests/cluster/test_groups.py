@@ -165,9 +165,9 @@ def test_a_folder(method, folder_in_memory):
         go_on(one, many)
         assert many.open_round().add(2, update_of(2, 0, sets_of(THREE)[2]), steps=3)
     assert one.open_round().add(2, update_of(2, 0, sets_of(THREE)[2]), steps=3)
+    cluster.reshard(folder_in_memory / "one", 2, to=other)  # a reader
     one.close()
     cluster.reshard(run, 4)
-    cluster.reshard(folder_in_memory / "one", 2, to=other)
     assert str(one.transactions) in output_of("store", "info", run)
     with Server.load(run) as many, Server.load(other) as split, Server.load(folder_in_memory / "one") as one:
         reports = []
