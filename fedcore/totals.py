@@ -67,12 +67,12 @@ class TotalsForm:
     def __post_init__(self) -> None:
         most = min(LARGEST_COUNT, (1 << BITS) // check_integer("clients", self.clients, 1, 1 << BITS))
         check_integer("round", self.round, 0)
-        usual = {name: (0, most) if is_count else (-LARGEST, LARGEST) for name, is_count, *_ in self._pieces}
+        usual = {name: (0, most) if is_count else (-LARGEST, LARGEST) for name, is_count, *_ in self.pieces}
         if wrong := [piece for piece in self.layout.outside if piece.dtype not in INTEGERS]:
             raise DtypeError(f"{wrong[0].name}: expected integers or finite floats, got {wrong[0].dtype}")
         bounds = {**usual, **self.bounds}
         are_pairs = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in bounds.values())
-        if not are_pairs or bounds.keys() != usual.keys() or not 0 < len(usual) == len(self._pieces):
+        if not are_pairs or bounds.keys() != usual.keys() or not 0 < len(usual) == len(self.pieces):
             raise ArrayError(f"values, bounds: need different names, and pairs for some of them, got {list(bounds)}")
         for name, (low, high) in bounds.items():
             largest = float(usual[name][1])
@@ -81,7 +81,7 @@ class TotalsForm:
         object.__setattr__(self, "bounds", bounds)
 
     @cached_property
-    def _pieces(self) -> list[tuple[str, bool, tuple[int, ...], int]]:
+    def pieces(self) -> list[tuple[str, bool, tuple[int, ...], int]]:
         """For each total its name, whether it is of integers, its shape and its size, in the order of the numbers."""
         kinds = (False, self.layout.slices), (True, self.layout.outside)
         return [(one.name, is_count, one.shape, math.prod(one.shape)) for is_count, pieces in kinds for one in pieces]
@@ -89,17 +89,17 @@ class TotalsForm:
     @cached_property
     def words(self) -> int:
         """The number of integers that a client masks."""
-        return sum(size for *_, size in self._pieces)
+        return sum(size for *_, size in self.pieces)
 
     @cached_property
     def _columns(self) -> F64:
         """For each number of a client, float64[4, words]: its bounds, its unit, and the index of its total."""
         rows = []
-        for i, (name, is_count, *_) in enumerate(self._pieces):
+        for i, (name, is_count, *_) in enumerate(self.pieces):
             low, high = self.bounds[name]
             exponent = min(FINEST, BITS - math.frexp(self.clients * max(-low, high))[1])
             rows.append((low, high, 1.0 if is_count else 2.0**-exponent, i))
-        return np.repeat(np.array(rows, np.float64), [size for *_, size in self._pieces], axis=0).T
+        return np.repeat(np.array(rows, np.float64), [size for *_, size in self.pieces], axis=0).T
 
     def to_state(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -179,7 +179,7 @@ class TotalsForm:
     def _named(self, total: Any, dtype: Any) -> dict[str, Any]:
         """Return a sum by name; ``dtype`` is that of the totals of integers."""
         named, rest = dict[str, Any](), np.array(total, object)
-        for name, is_count, shape, size in self._pieces:
+        for name, is_count, shape, size in self.pieces:
             own, rest = np.split(rest, [size])
             named[name] = own.astype(dtype if is_count else np.float64).reshape(shape)[()]
         return named
@@ -439,7 +439,7 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
                 raise CheckpointError(f"{path}: has no Totals; give a new or empty folder")
             a, b = self.form, TotalsForm.read(state["form"])
             others = (known := store.registry) != registry and (len(known) != len(registry) or {*known} != {*registry})
-            differ = sorted(a._pieces) != sorted(b._pieces), a.bounds != b.bounds, others
+            differ = sorted(a.pieces) != sorted(b.pieces), a.bounds != b.bounds, others
             for name in compress(("values", "bounds", "clients"), differ):
                 raise CheckpointError(f"{name}: {path} has totals with others; pass the same, or a different folder")
             for self.round_number, (_, document) in enumerate(read_audit(path), 1):

@@ -120,7 +120,7 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
         if local_models and chunks.keys() >= local_models.keys():
             raise RangeError("model_chunk_size: not supported; leave it out, so that clients send whole models")
         server = self._open()
-        with server.open_round(newcomers=newcomers(server, local_models, self._sizes)) as round:
+        with server.open_round(newcomers=newcomers(server, local_models, self._work.sizes)) as round:
             for client, model in local_models.items():
                 add_reply(round, client, partial(self._read, client, model, metadata))
             report = finish(server, round, getattr(self._logger, "error", str))
@@ -132,7 +132,7 @@ class Aggregator(Job, BaseAggregator):  # type: ignore[misc, unused-ignore]
             raise RangeError(
                 "model: the reply is only a chunk; leave model_chunk_size out, so that clients send whole models"
             )
-        steps = next((metadata[one][client] for one in STEPS if client in metadata.get(one, {})), self._steps or 1)
+        steps = next((metadata[one][client] for one in STEPS if client in metadata.get(one, {})), self._work.steps or 1)
         examples = as_integer(self.client_sample_size.get(client)) if self._weighs else None
         return Update(client, model, steps, examples, keep=True)
 

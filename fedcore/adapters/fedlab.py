@@ -86,13 +86,12 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
         sample_ratio: the share of the clients that take part in a round.
         algorithm: one of ``fedcore.algorithms`` whose clients take plain steps, or its name.
         lr: the rate of the local steps, the same for all steps of a round.
-        steps: K of an upload without claims (default: 1), and the maximum that claims may report, unless ``limits`` set
-            ``max_steps``.
         evaluate: a function of the model, which ``evaluate()`` calls.
-        options: ``client_sizes`` (n_k by id), and further arguments of ``fedcore.Server`` except ``policy``:
-            FedLab waits for all clients. With ``storage`` a later run resumes after the last finished round.
-            ``abort_after``: the run ends with an error after this many rounds in a row that accepted no upload
-            (default: 3; None: it continues).
+        options: ``steps``: K of an upload without claims (default: 1), and the maximum that claims may report, unless
+            ``limits`` set ``max_steps``. ``client_sizes``: n_k by id. ``logger``: FedLab's. ``abort_after``: the run
+            ends with an error after this many rounds in a row that accepted no upload (default: 3; None: it continues).
+            And further arguments of ``fedcore.Server`` except ``policy``: FedLab waits for all clients. With
+            ``storage`` a later run resumes after the last finished round.
 
     Attributes:
         server: the ``fedcore.Server``, from the first round on.
@@ -107,12 +106,11 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
         algorithm: Algorithm | str = "MimiC",
         *,
         lr: float,
-        steps: int | None = None,
         evaluate: Callable[[torch.nn.Module], Any] | None = None,
-        logger: Any = None,
         **options: Any,
     ) -> None:
-        self._prepare("FedLab", algorithm, {**options, "lr": lr, "steps": steps})
+        logger = options.pop("logger", None)
+        self._prepare("FedLab", algorithm, {**options, "lr": lr})
         super().__init__(model, global_round, sample_ratio, logger=logger)
         self._evaluate = evaluate
         self._round: Round | None = None
@@ -278,7 +276,7 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
             y, rest = payload, []
         if not rest:
             own = [client for client in waiting if sender is None or client in sender.clients]
-            return Update(next(iter(own), -1), y, self._steps or 1, keep=keep)
+            return Update(next(iter(own), -1), y, self._work.steps or 1, keep=keep)
         try:
             claims = np.asarray(own_classes("claims", rest[0]))
         except Exception as error:  # a hostile class can raise any exception

@@ -27,15 +27,28 @@ def model_of_parts(tensors: Any, parts: Mapping[str, Any] | None) -> Model:
     return replace(model, tensors=tensors)
 
 
+@dataclass(frozen=True)
+class ClientWork:
+    """What is known of the clients of a job before their first reply.
+
+    Args:
+        sizes: n_k by id, or in the order of ids 0, 1, ...
+        steps: the local steps that clients do. For a new server a number is also ``max_steps``, unless ``limits`` set
+            one. It may raise the ``max_steps`` of a resumed server.
+        own_rates: whether clients may choose rates up to 100, since the server sends no rate.
+    """
+
+    sizes: Any = None
+    steps: Any = None
+    own_rates: bool = False
+
+
 def open_server(
     model: Any,
     algorithm: Algorithm | str,
     clients: Iterable[ClientId],
     options: ServerOptions,
-    *,
-    sizes: Mapping[ClientId, int] | Sequence[int] | None = None,
-    steps: Any = None,
-    own_rates: bool = False,
+    work: ClientWork = ClientWork(),
     resume: str | PathLike[str] | None = None,
 ) -> Server:
     """Resume the server of an earlier job after its last finished round, or create a new server.
@@ -43,19 +56,15 @@ def open_server(
     Args:
         clients: the clients to register, also with a resumed server; empty if clients are registered with their first
             accepted reply (``newcomers``).
-        sizes: n_k by id, or in the order of ids 0, 1, ...
-        steps: the local steps that clients do. For a new server a number is also ``max_steps``, unless ``limits`` set
-            one. It may raise the ``max_steps`` of a resumed server.
-        own_rates: whether clients may choose rates up to 100, since the server sends no rate.
         resume: the folder of a server to load, in place of the one in ``storage``.
     """
     ids, is_new = list(clients), resume is None and not is_begun(options.storage)
-    sizes = sizes if isinstance(sizes, Mapping | None) else dict(enumerate(sizes))
+    sizes = work.sizes if isinstance(work.sizes, Mapping | None) else dict(enumerate(work.sizes))
     if sizes is not None and (missing := [client for client in ids if client not in sizes]):
         raise RangeError(f"client_sizes: the number of examples of client {missing[0]!r} is missing; add it")
     given = options.limits
     if is_new or given is not None:
-        options = replace(options, limits=_limits(given or Limits(), steps, own_rates))
+        options = replace(options, limits=_limits(given or Limits(), work))
     sized = ids if sizes is None else {client: sizes[client] for client in ids}
     if resume is None:
         server = Server.open(options.storage, model, algorithm, sized, **options.keywords())
@@ -63,8 +72,8 @@ def open_server(
         server = Server.load(resume, model=model, algorithm=algorithm, **options.keywords())
     with closed_on_error(server):
         if not is_new and given is None:
-            most = max(server.limits.max_steps, steps) if is_integer(steps) else server.limits.max_steps
-            needed = _limits(replace(server.limits, max_steps=most), None, own_rates)
+            most = max(server.limits.max_steps, work.steps) if is_integer(work.steps) else server.limits.max_steps
+            needed = _limits(replace(server.limits, max_steps=most), replace(work, steps=None))
             if needed != server.limits:
                 server.change(limits=needed)
         new = [client for client in ids if client not in server.clients]
@@ -72,11 +81,11 @@ def open_server(
     return server
 
 
-def _limits(limits: Limits, steps: Any, own_rates: bool) -> Limits:
-    """Return limits whose defaults are replaced by the job's ``steps`` and by the largest client rate."""
-    if is_integer(steps) and limits.max_steps == Limits.max_steps:
-        limits = replace(limits, max_steps=steps)
-    if own_rates and limits.max_client_lr is None:
+def _limits(limits: Limits, work: ClientWork) -> Limits:
+    """Return limits whose defaults are replaced by the clients' steps and by the largest client rate."""
+    if is_integer(work.steps) and limits.max_steps == Limits.max_steps:
+        limits = replace(limits, max_steps=work.steps)
+    if work.own_rates and limits.max_client_lr is None:
         limits = replace(limits, max_client_lr=MOST_CLIENT_LR)
     return limits
 
@@ -324,7 +333,7 @@ class Job:
         """Check and keep the options of a job, whose clients take plain steps and whose framework closes rounds."""
         values = dict(options)
         self._rejected_rounds = RejectedRounds(values.pop("abort_after", 3))
-        self._sizes, self._steps = values.pop("client_sizes", None), values.pop("steps", None)
+        self._work = ClientWork(values.pop("client_sizes", None), values.pop("steps", None))
         self._options, self.server, self.reports = ServerOptions.from_mapping(values), None, []
         if self._options.policy is not None:
             raise RangeError(f"policy: {framework} waits for all clients of a round itself; leave policy out")
@@ -345,8 +354,7 @@ class Job:
     def _opened_server(self, model: Any, clients: Iterable[ClientId]) -> Server:
         """Return the server; the first model makes it, or loads that of an earlier job."""
         if self.server is None:
-            how: dict[str, Any] = {"sizes": self._sizes, "steps": self._steps}
-            self.server = open_server(model, self._algorithm, clients, self._options, **how)
+            self.server = open_server(model, self._algorithm, clients, self._options, self._work)
         return self.server
 
     def _record(self, report: Report, warn: Callable[[str], Any], *, ended: bool = False) -> None:

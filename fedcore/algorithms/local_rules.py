@@ -43,7 +43,7 @@ def minibatches(
     if (epochs is None) == (steps is None):
         raise RangeError(f"epochs={epochs!r}, steps={steps!r}: set exactly one of them")
     _check(examples=examples, batch=batch, epochs=epochs, steps=steps)
-    orders = islice(_orders(examples, seed, round, client), epochs)
+    orders = islice(orders_of(examples, seed, round, client), epochs)
     pieces = (order[start : start + batch] for order in orders for start in range(0, examples, batch))
     return islice(pieces, steps)
 
@@ -59,15 +59,15 @@ class Table:
     sizes: Indices
 
 
-def minibatch_table(examples: int, batch: int, *, steps: int, width: int, seed: int, round: int, client: int) -> Table:
-    """Return the first ``steps`` minibatches as a table of this width. For the other arguments see ``minibatches``."""
+def minibatch_table(orders: Iterator[Indices], examples: int, batch: int, *, steps: int, width: int) -> Table:
+    """Return the first ``steps`` of the minibatches with these ``orders`` as a table of this width."""
     _check(examples=examples, batch=batch, steps=steps)
     batch = min(batch, examples)
     check_integer("width", width, batch)
     per_epoch = -(-examples // batch)
     epochs = -(-steps // per_epoch)
     padded = np.empty((epochs, per_epoch * batch), np.int64)
-    for row, order in zip(padded, _orders(examples, seed, round, client), strict=False):
+    for row, order in zip(padded, orders, strict=False):
         row[:examples] = order
         row[examples:] = order[0]
     rows = padded.reshape(-1, batch)[:steps]
@@ -78,7 +78,7 @@ def minibatch_table(examples: int, batch: int, *, steps: int, width: int, seed: 
     return Table(rows, sizes[:steps])
 
 
-def _orders(examples: int, seed: int, round: int, client: int) -> Iterator[Indices]:
+def orders_of(examples: int, seed: int, round: int, client: int) -> Iterator[Indices]:
     """Return an endless sequence of permutations of the examples, one for each epoch."""
     random = generator(seed, "local: minibatches", round=round, client=client)
     return (random.permutation(examples) for _ in count())

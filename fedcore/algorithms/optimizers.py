@@ -270,24 +270,23 @@ def started(optimizer: Optimizer, n: int) -> Moments:
     return moments
 
 
-def turn(
-    optimizer: Optimizer, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32
-) -> float:
-    """Let the optimizer write x' and the next moments; return |x'|^2, not finite if a number of them is not finite.
+def turn(optimizer: Optimizer, v: F32, moments: Moments, x: F32, *, gamma: float, outs: Moments) -> float:
+    """Let the optimizer write x' and the next moments, ``outs``; return |x'|^2, not finite if a number of them is not.
 
     The inputs of a user's optimizer are read-only, and its results are measured in one pass. Raise AlgorithmError if it
     fails.
     """
+    to: dict[str, Any] = {"gamma": gamma, "moments_out": tuple(outs[1:]), "x_out": outs[0]}
     if type(optimizer) in OWN:
-        return float(optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out))  # type: ignore[arg-type]
-    for out in (x_out, *moments_out):
+        return float(optimizer.turn(v, moments, x, **to))  # type: ignore[arg-type]
+    for out in outs:
         kernels.combine([v], [math.nan], out)  # what it does not write is found
     v, x, moments = memory.read_only(v), memory.read_only(x), tuple(map(memory.read_only, moments))
     try:
-        optimizer.turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+        optimizer.turn(v, moments, x, **to)
     except Exception as error:
         failed(optimizer, "turn", error)
-    return float(kernels.squared_norms([x_out, *moments_out]).sum())
+    return float(kernels.squared_norms(list(outs)).sum())
 
 
 REGISTRY: Registry[Callable[..., Optimizer]] = Registry(

@@ -35,7 +35,7 @@ from fedcore.server.step import OF_MODEL
 from fedcore.server.update import digest_of_text
 from fedcore.server.validation import never_negative
 from fedcore.store import ClientStore
-from fedcore.store.client_store import Piece, join, require_alike
+from fedcore.store.client_store import Piece, joined, require_alike
 from fedcore.store.files import disk
 from fedcore.store.files.inventory import GROUPS
 from fedcore.validation import absolute
@@ -180,12 +180,10 @@ class _Shards:
         ] or [Piece(self.rows[0], 0, 0)]
         names = [one for one in self.rows[0].vector_names() if info.shard == 0 or not one.startswith("counter/")]
         vectors = {name: self._vector(name, span) for name in names}
-
-        def parts(folder: Path) -> None:
+        documents = list(enumerate(self.documents))
+        with joined(path, pieces, vectors, self._state(info, layout), documents, row_done) as folder:
             for i, (name, group) in enumerate(self.groups.items()):
                 group.write_part(folder / GROUPS / str(i), info, info.groups[name], layout.of_groups[name], row_done)
-
-        join(path, pieces, vectors, self._state(info, layout), list(enumerate(self.documents)), row_done, parts)
 
     def _vector(self, name: str, span: Range) -> Any:
         """Return a range of a vector, from the shards' slices. Return a shared vector whole."""

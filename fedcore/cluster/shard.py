@@ -27,7 +27,7 @@ from fedcore.model import Layout
 from fedcore.options import Settings, Storage
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Squares, Sum, UpdateBatch
 from fedcore.server.folder import Transactions, checkpoint_errors, go_back, transactions_of
-from fedcore.server.groups import GroupedState, Reducers
+from fedcore.server.groups import Context, GroupedState
 from fedcore.server.opening import Asked, first_state, resumed_state
 from fedcore.server.requests import Change, Query, VectorQuery
 from fedcore.server.state import NewClients, State
@@ -235,19 +235,18 @@ class Shard:
         if folder is not None:
             delete_shard(self.info.cluster, folder, self.info.shard)  # of a creation that was killed
             storage = replace(storage, path=folder, keep_previous=True)
-        of_shard = None, ShardGroups, self._reducers(layout)
-        self._state = first_state(settings, x, counters, clients, storage, *of_shard)
+        self._state = first_state(settings, (x, counters), clients, storage, context=self._context(layout))
         self._stores = [state.store for state in self._state.states]
 
-    def _reducers(self, layout: Layout) -> Reducers:
-        """Return the reducer of the shard; with groups of tensors, also those of the groups."""
+    def _context(self, layout: Layout) -> Context:
+        """Return the class for groups of tensors, and the reducers of the shard and of its groups."""
         place, reducers = self.info.to_state(), dict[str | None, Reducer]({None: self._reducer})
         if layout.groups:
             self._reducer.sent = lambda vector: {name: layout.cut(vector, name) for name in self.info.present}
         for name, piece in self.info.groups.items():
             own = ClusterReducer(self.thread, first=piece.start, has_buffers=self.info.has_buffers, place=place)
             own.is_present, reducers[name] = name in self.info.present, own
-        return reducers
+        return Context(ShardGroups, reducers)
 
     def _flat(self, parts: Any, layout: Layout, *, has_buffers: bool) -> Any:
         """Return a copy of a slice; with groups, from the parts of each."""
@@ -286,8 +285,8 @@ class Shard:
             return saved, Settings.from_state(saved["settings"], given)
 
         with checkpoint_errors(folder):
-            reducers = self._reducers(read(self._stores[0])[1].layout)
-            self._state, saved = resumed_state(self._stores, read, ShardGroups, reducers)
+            context = self._context(read(self._stores[0])[1].layout)
+            self._state, saved = resumed_state(self._stores, read, context)
         self._state.sign_by(given.get("audit_key"))
         return {**saved, "codec": self._stores[-1].codec}
 

@@ -99,20 +99,21 @@ class Target(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What happens to the average of the inputs, or in its place."""
+    """What happens to the average of the inputs, or in its place, and the model before it."""
 
+    base: Any
     optimizer: Optimizer | None
     server_lr: float | None
     clip_norm: float | None
     chain: Chain | None
 
-    def check(self, weights: Any, *, has_base: bool) -> None:
+    def check(self, weights: Any) -> None:
         """Raise RangeError if the options do not fit each other."""
         if self.chain is not None:
             require_no_weights(weights)
             if (c := self.clip_norm) is not None:
                 raise RangeError(f"clip_norm={c:g}: not supported with a rule; pass rule=ClipNorm({c:g})")
-        if self[:3] != (None,) * 3 and not has_base:
+        if self.base is None and self[1:4] != (None,) * 3:
             need = "an optimizer, a server rate and clipping need the model before the round"
             raise RangeError(f"base: is missing; {need}")
         if not getattr(self.optimizer, "elementwise", True):
@@ -219,12 +220,12 @@ def merge(
     others = dict(base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule, **patterns)
     check_way(lora, rank, **others)
     chain = None if rule is None else Chain.of_models(rule, has_base=base is not None)
-    step = _Step(as_optimizer(optimizer), server_lr, clip_norm, chain)
-    step.check(weights, has_base=base is not None)
+    step = _Step(base, as_optimizer(optimizer), server_lr, clip_norm, chain)
+    step.check(weights)
     target = resolve_own_links(absolute(out, "out"))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, base, key, step, lora, rank, patterns)
+    job = _Job([*inputs], weights, key, step, (lora, rank), patterns)
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
@@ -356,10 +357,8 @@ class _State:
 class _Job:
     """The arguments of a merge, its open models, and its plan; ``copies`` are the further files of the result."""
 
-    def __init__(
-        self, inputs: list[Any], weights: Any, base: Any, key: Any, step: _Step, lora: str, rank: Any, of: Any
-    ) -> None:
-        self.optimizer, server_lr, self.clip_norm, self.chain = step
+    def __init__(self, inputs: list[Any], weights: Any, key: Any, step: _Step, way: tuple[str, Any], of: Any) -> None:
+        base, self.optimizer, server_lr, self.clip_norm, self.chain = step
         shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
         self.paths = [str(absolute(path, "inputs")) for path in inputs]
@@ -367,7 +366,7 @@ class _Job:
         self.labels = [f"client {i} ({shorten(path)})" for i, path in enumerate(self.paths)]
         labeled = {} if self.base_path is None else {"base": self.base_path}
         labeled |= dict(zip(self.labels, self.paths, strict=True))
-        self.lora = None if lora == "average" else Adapters(labeled, lora, rank, key)
+        self.lora = None if way[0] == "average" else Adapters(labeled, *way, key)
         adapter = self.lora.config if self.lora else next(iter(equal_adapters(labeled).values()), (0, None))[1]
         self.main = MODEL if adapter is None else ADAPTER_MODEL
         models = [*self.lora.others] if self.lora else [open_model(path, key=key) for path in self.paths]
@@ -392,7 +391,7 @@ class _Job:
         self.models, self.forms = models, self.lora.plans[-1] if self.lora else self.plan
         self.copies = files_beside(labeled, {} if adapter is None else {ADAPTER: adapter})
         self.copies |= dict([index] if (index := getattr(self.pattern, "index", None)) else [])
-        self.steps = base is not None and step != (None,) * 4
+        self.steps = base is not None and step[1:] != (None,) * 4
         self.moments = 0 if self.optimizer is None else len(started(self.optimizer, 1))
         self.round, self.idle, self.old_moments = self._before()
         for name in self.plan.keys() - self.chosen:
@@ -401,7 +400,7 @@ class _Job:
         self.gamma = float(next(value for value in (server_lr, rate, 1.0) if value is not None))
         facts = [__version__, self.weights, self.gamma, repr(self.optimizer), self.clip_norm, key]
         facts += [self.round, self.steps, *([] if self.chain is None else [repr(self.chain)])]
-        facts += [lora, rank, repr(self.lora.config), self.lora.scales] if self.lora else []
+        facts += [*way, repr(self.lora.config), self.lora.scales] if self.lora else []
         facts += [sorted(self.chosen)] if self.patterns else []
         facts += [[name, hashlib.blake2b(content).hexdigest()] for name, content in self.copies.items()]
         states = [_state_of(model) for model in (*(self.lora or self).models, self.pattern, *self.old_moments)]
@@ -821,7 +820,7 @@ class _Pass:
             if not moments or len(moments[-1]) != n:
                 moments = started(job.optimizer, n)
             outs = tuple(empty(n) for _ in moments)
-            square = turn(job.optimizer, v, tuple(moments), x, gamma=job.gamma, moments_out=outs, x_out=x_out)
+            square = turn(job.optimizer, v, tuple(moments), x, gamma=job.gamma, outs=(x_out, *outs))
         merged = cast(x_out, job.plan[part.name].dtype)
         if not math.isfinite(square) or not is_finite(merged):
             by = "" if job.optimizer is None else f" of {type(job.optimizer).__name__}"

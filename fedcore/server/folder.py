@@ -91,14 +91,10 @@ def require_plausible(
         is_integer(round, 0, _WIDEST) and last <= round,
         f"round={round!r}: must be {describe_integers(last, _WIDEST)}; the last commit or row is of round {last}",
     )
-    idle, transactions = numbers.get("idle", 0), numbers.get("transactions", round)
-    require(is_integer(idle, 0, round), f"idle={idle!r}: must be {describe_integers(0, round)}")
-    require(
-        is_integer(transactions, round, 2 * _WIDEST),
-        f"transactions={transactions!r}: must be {describe_integers(round, 2 * _WIDEST)} after {round} rounds",
-    )
-    count = documents_of(numbers)
-    require(0 <= count <= 2 * _WIDEST, f"documents={count!r}: must be {describe_integers(0, 2 * _WIDEST)}")
+    most, saved = 2 * _WIDEST, numbers.get
+    ranges = ("idle", saved("idle", 0), 0, round), ("transactions", saved("transactions", round), round, most)
+    for name, value, *ends in (*ranges, ("documents", documents_of(numbers), 0, most)):
+        require(is_integer(value, *ends), f"{name}={value!r}: must be {describe_integers(*ends)} after {round} rounds")
     undoable = state.get("undoable", False)
     require(isinstance(undoable, bool), f"undoable={undoable!r}: must be true or false")
     rate = 0.0

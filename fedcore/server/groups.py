@@ -7,7 +7,8 @@ has all clients. A client's row in it is the set of groups of its first update, 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from fedcore.rules import Chain
 from fedcore.rules.private import Ledger
 from fedcore.server.aggregation import Counters, Lengths, Reducer, Result, UpdateBatch
 from fedcore.server.partial import cut_sum
-from fedcore.server.report import UNASKED, Diagnosis, Document, Report, report_of
+from fedcore.server.report import Diagnosis, Document, Report, report_of
 from fedcore.server.requests import Change, ModelVector, Offset, Query, SentChecksums, VectorQuery, X
 from fedcore.server.state import AwaitedClients, Documents, NewClients, Newcomers, State, Upload
 from fedcore.server.step import PreparedStep, Snapshot
@@ -31,10 +32,6 @@ from fedcore.store.registry import ClientId
 
 NOTHING: F32 = np.empty(0, np.float32)
 """The vectors of the main snapshot: the groups have the model."""
-
-Reducers = Mapping[str | None, Reducer]
-"""Those of the shards' groups, by name; None for what the groups share."""
-NO_REDUCERS: Reducers = {}
 
 Cohorts = list[tuple[Result, UpdateBatch]]
 """The sums of each group, and the accepted updates with the group."""
@@ -312,7 +309,7 @@ class GroupedState(State):
                 step = step._replace(after=step.after._replace(idle=step.after.idle + 1))
             offset = group.shared_offset()
             found = Diagnosis(group.settings, group.store, step, cohort, offset, group.reducer).measure()
-            reports[name] = report_of(group.settings, step, cohort, found, (), 0.0, 0, UNASKED)
+            reports[name] = report_of(group.settings, step, cohort, found)
             self._steps.append(step)
             for client in cohort.clients if fixed else ():
                 sets.setdefault(client, np.zeros(len(self.groups), np.float32))[i] = 1
@@ -394,7 +391,7 @@ class GroupedState(State):
         after, documents = self._documented(after, facts)
         self.keep(after, round, documents)
         self.snapshot = after
-        self._refer_to_disk()
+        self.refer_to_disk()
 
     def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """See ``State``."""
@@ -478,3 +475,13 @@ class GroupedState(State):
         """Return the damage found, by group."""
         found = [f"group {name!r}: {line}" for name, group in self.groups.items() for line in group.verify()]
         return [*self.store.verify(), *found]
+
+
+class Context(NamedTuple):
+    """What a state gets from its shard: the class for groups, and the reducers by group; None for what these share."""
+
+    kind: type[GroupedState] = GroupedState
+    reducers: Mapping[str | None, Reducer] = MappingProxyType({})
+
+
+NO_SHARD = Context()

@@ -25,7 +25,7 @@ from fedcore.server.folder import (
     require_plausible,
     server_state,
 )
-from fedcore.server.groups import NO_REDUCERS, NOTHING, GroupedState, Reducers
+from fedcore.server.groups import NO_SHARD, NOTHING, Context
 from fedcore.server.requests import ChangeOptions
 from fedcore.server.round import LOGGER
 from fedcore.server.state import State
@@ -83,8 +83,8 @@ def new_state(model: Any, settings: Settings, clients: Asked, storage: Storage, 
     layout = settings.layout
     folder = None if storage.path is None else absolute(storage.path).parent
     settings = in_files(settings, storage.resident, folder)
-    x, counters = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
-    return first_state(settings, x, counters, clients, storage, given)
+    first = layout.flatten(model, empty(layout.n, device=settings.device)), layout.read_counters(model)
+    return first_state(settings, first, clients, storage, given)
 
 
 def require_one_part(path: Any, storage: Storage, compute: Compute) -> None:
@@ -145,18 +145,17 @@ First = tuple[Settings, Snapshot, ClientStore]
 
 def first_state(
     settings: Settings,
-    x: F32,
-    counters: Counters,
+    first: tuple[F32, Counters],
     clients: Asked,
     storage: Storage,
     given: ClientStore | None = None,
-    kind: type[GroupedState] = GroupedState,
-    reducers: Reducers = NO_REDUCERS,
+    context: Context = NO_SHARD,
 ) -> State:
-    """Return the state of a new server, or of a shard of one; write its folder if it has one. See ``new_state``.
+    """Return the state of a new server with this x and these counters, or of a shard of one; see ``new_state``.
 
-    With groups of tensors the state is of this kind. ``reducers`` are those of a shard.
+    If the storage has a folder, write it.
     """
+    (x, counters), (kind, reducers) = first, context
     layout, firsts, shared = settings.layout, list[First](), reducers.get(None)
     sizes = clients if isinstance(clients, Mapping) else None
     require_finite(x, layout)
@@ -246,15 +245,14 @@ def first_stores(firsts: Sequence[First], storage: Storage, place: Any = None) -
 def resumed_state(
     stores: Sequence[ClientStore],
     read: Callable[[ClientStore], tuple[dict[str, Any], Settings]],
-    kind: type[GroupedState] = GroupedState,
-    reducers: Reducers = NO_REDUCERS,
+    context: Context = NO_SHARD,
 ) -> tuple[State, dict[str, Any]]:
     """Return the state of a saved server, or of a shard of one, and the saved settings.
 
     ``stores`` are at one transaction; with groups of tensors, the main one is the first. ``read`` returns what a store
-    has saved, and its settings. For the others see ``first_state``, for errors ``checkpoint_errors``.
+    has saved, and its settings. For errors see ``checkpoint_errors``.
     """
-    rows, saved, settings = stores[0], *read(stores[0])
+    rows, saved, settings, (kind, reducers) = stores[0], *read(stores[0]), context
     if not settings.layout.groups and len(stores) == 1:
         return _resumed_part(rows, saved, settings, reducers.get(None)), saved["settings"]
     groups = dict[str, State]()

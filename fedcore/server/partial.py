@@ -252,68 +252,25 @@ class PartialSums:
         registry = self._state.registry
         # An unregistered sender may be rejected too: an edge below this one.
         rejected = [client for client, _ in partial.rejected if client in registry]
-        for client in (*partial.clients, *rejected) if own is not None else ():
+        for client in (*partial.clients, *rejected):
             if own is not None and registry.check(client) not in own:
                 raise RangeError(f"clients: {short_repr(client)} is not a client of this edge")
 
     def _checked(self, partial: PartialSum) -> UpdateBatch:
         """Check all but the weights; return the updates as a summed batch. Cost: reads 16 n bytes twice."""
-        settings, registry, number = self._settings, self._state.registry, self._state.snapshot.round_number
-        limits = settings.asked
-        n, p, k = settings.layout.n, settings.layout.n_parameters, len(partial.clients)
-        if partial.round != number:
+        if partial.round != (number := self._state.snapshot.round_number):
             raise RangeError(f"round={partial.round}: the open round is {number}")
-        layout, squares = settings.layout, partial.group_squares
-        shapes: dict[str, Any] = dict.fromkeys(("high", "low"), (np.int64, n))
-        shapes |= dict.fromkeys(COLUMNS, (np.float64, k))
-        shapes |= {"group_squares": (np.float64, len(layout.groups), k)} if layout.groups else {}
-        if squares is not None and not layout.groups:
-            raise ArrayError("group_squares: must be None without partial updates")
-        if isinstance(changes := partial.changes, ExactSum) != settings.algorithm.sends_row_change:
-            raise ArrayError("changes: must be an ExactSum if clients keep their rows and send the changes, else None")
-        arrays = [(name, getattr(partial, name), *shape) for name, shape in shapes.items()]
-        for name, array, dtype, *shape in [*arrays, *(("changes", words, np.int64, p) for words in changes or ())]:
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != tuple(shape):
-                got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
-                raise ArrayError(f"{name}: expected {np.dtype(dtype).name}{shape}, got {got}")
-        theirs = partial.made_under.split(" ")
-        if others := [what for what, own in zip(PARTS, self.made_under.split(" "), strict=True) if own not in theirs]:
-            raise RangeError(f"made_under: the edge and this server differ in {', in '.join(others)}")
+        self._require_form(partial)
+        registry, k = self._state.registry, len(partial.clients)
         try:
             clients = [registry.check(client) for client in partial.clients]
         except UnknownClientError as error:
             raise RangeError(f"clients: {error}") from None
         if len(set(clients)) < k:
             raise RangeError("clients: a client occurs twice in the sum")
-        longest = longest_term(len(registry))
-        for name, column, low, high, integers in self._bounds(partial, longest):
-            valid = (column >= low) & (column <= high) & (not integers or column == np.floor(column))
-            if not valid.all():  # a NaN is invalid too
-                i = int(np.argmin(valid))
-                least, most = (float(np.broadcast_to(end, k)[i]) for end in (low, high))
-                start = {SMALLEST: "(0", -LARGEST: "(-inf"}.get(least, f"[{least:.15g}")
-                end = "inf)" if most == LARGEST else f"{most:.15g}]"
-                must = f"{'an integer' if integers else 'a number'} in {start}, {end}"
-                at_edge = name == "weights: w |h|" and longest < longest_term(0)
-                hint = f"; create the edge with EdgeAggregator(population={len(registry)})" if at_edge else ""
-                raise RangeError(f"{name}={column[i]:.15g} of client {short_repr(clients[i])}: must be {must}{hint}")
+        self._require_bounds(partial, longest := longest_term(len(registry)))
+        self._require_lengths(partial, longest)
         sources = np.where(partial.examples == 0, NO_COUNT, COUNTED).astype(np.int8)
-        for low in (partial.low, *(changes or ())[1:]):
-            if len(low) and not 0 <= int(low.min()) <= int(low.max()) < 1 << 50:
-                raise RangeError("low: the words must be in 0..2^50 - 1")
-        parts = [(partial.sum, p, partial.squares)]
-        if squares is not None:
-            sums = (cut_sum(layout, partial.sum, name) for name in layout.groups)
-            parts = [*zip(sums, (own.n_parameters for own in layout.of_groups.values()), squares, strict=True)]
-        # Clients do not report the norm of their buffers' change: each may be as long as the longest update.
-        for words, of, own in parts:
-            has = own >= 0
-            _require_length("high", words.cut(slice(0, of)), np.abs(partial.weights[has]) * np.sqrt(own[has]))
-            buffers = np.full(int(partial.has_buffers[has].sum()), longest)
-            _require_length("high of buffers", words.cut(slice(of, None)), buffers)
-        if changes is not None:
-            most = longest if limits.max_norm is None else min(longest, limits.max_norm)
-            _require_length("changes", changes, np.full(k, most))
         examples = np.where(sources == NO_COUNT, 1.0, partial.examples)
         return batch_of(
             clients,
@@ -329,6 +286,61 @@ class PartialSums:
             squares=partial.squares,
             counters=self._counters(partial),
         )
+
+    def _require_form(self, partial: PartialSum) -> None:
+        """Raise an error if an array has another shape or dtype, or the edge another method, layout or x."""
+        layout, k = self._settings.layout, len(partial.clients)
+        shapes: dict[str, Any] = dict.fromkeys(("high", "low"), (np.int64, layout.n))
+        shapes |= dict.fromkeys(COLUMNS, (np.float64, k))
+        shapes |= {"group_squares": (np.float64, len(layout.groups), k)} if layout.groups else {}
+        if partial.group_squares is not None and not layout.groups:
+            raise ArrayError("group_squares: must be None without partial updates")
+        if isinstance(changes := partial.changes, ExactSum) != self._settings.algorithm.sends_row_change:
+            raise ArrayError("changes: must be an ExactSum if clients keep their rows and send the changes, else None")
+        arrays = [(name, getattr(partial, name), *shape) for name, shape in shapes.items()]
+        arrays += [("changes", words, np.int64, layout.n_parameters) for words in changes or ()]
+        for name, array, dtype, *shape in arrays:
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != tuple(shape):
+                got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
+                raise ArrayError(f"{name}: expected {np.dtype(dtype).name}{shape}, got {got}")
+        theirs = partial.made_under.split(" ")
+        if others := [what for what, own in zip(PARTS, self.made_under.split(" "), strict=True) if own not in theirs]:
+            raise RangeError(f"made_under: the edge and this server differ in {', in '.join(others)}")
+
+    def _require_bounds(self, partial: PartialSum, longest: float) -> None:
+        """Raise RangeError if a number of a client is outside its interval."""
+        for name, column, low, high, integers in self._bounds(partial, longest):
+            valid = (column >= low) & (column <= high) & (not integers or column == np.floor(column))
+            if not valid.all():  # a NaN is invalid too
+                i = int(np.argmin(valid))
+                least, most = (float(np.broadcast_to(end, len(column))[i]) for end in (low, high))
+                start = {SMALLEST: "(0", -LARGEST: "(-inf"}.get(least, f"[{least:.15g}")
+                end = "inf)" if most == LARGEST else f"{most:.15g}]"
+                must = f"{'an integer' if integers else 'a number'} in {start}, {end}"
+                at_edge = name == "weights: w |h|" and longest < longest_term(0)
+                count, client = len(self._state.registry), short_repr(partial.clients[i])
+                hint = f"; create the edge with EdgeAggregator(population={count})" if at_edge else ""
+                raise RangeError(f"{name}={column[i]:.15g} of client {client}: must be {must}{hint}")
+
+    def _require_lengths(self, partial: PartialSum, longest: float) -> None:
+        """Raise RangeError if a sum is longer than its updates together."""
+        layout, changes, squares = self._settings.layout, partial.changes, partial.group_squares
+        for low in (partial.low, *(changes or ())[1:]):
+            if len(low) and not 0 <= int(low.min()) <= int(low.max()) < 1 << 50:
+                raise RangeError("low: the words must be in 0..2^50 - 1")
+        parts = [(partial.sum, layout.n_parameters, partial.squares)]
+        if squares is not None:
+            sums = (cut_sum(layout, partial.sum, name) for name in layout.groups)
+            parts = [*zip(sums, (own.n_parameters for own in layout.of_groups.values()), squares, strict=True)]
+        # Clients do not report the norm of their buffers' change: each may be as long as the longest update.
+        for words, of, own in parts:
+            has = own >= 0
+            _require_length("high", words.cut(slice(0, of)), np.abs(partial.weights[has]) * np.sqrt(own[has]))
+            buffers = np.full(int(partial.has_buffers[has].sum()), longest)
+            _require_length("high of buffers", words.cut(slice(of, None)), buffers)
+        if changes is not None:
+            most = longest if (max_norm := self._settings.asked.max_norm) is None else min(longest, max_norm)
+            _require_length("changes", changes, np.full(len(partial.clients), most))
 
     @raises_fedcore_errors
     def _counters(self, partial: PartialSum) -> list[Counters]:

@@ -231,10 +231,6 @@ class Attendance:
             yield "deadline", self._opened + self.policy.deadline
 
 
-UNASKED = Attendance(RoundPolicy())
-"""The attendance of a round in one call, if no client was asked and the policy is the default."""
-
-
 def rejection_summary(rejected: Iterable[tuple[ClientId, str]]) -> str:
     """Return the reasons of ``Report.rejected`` in one line, each kind with its count, the most frequent first.
 
@@ -421,16 +417,9 @@ def diversity_of(weights: F64, squares: F64, mean_square: float | None) -> float
 
 
 def report_of(
-    settings: Settings,
-    prepared: PreparedStep,
-    batch: UpdateBatch,
-    found: Diagnostics,
-    rejected: tuple[tuple[ClientId, str], ...],
-    seconds: float,
-    bytes: int,
-    attendance: Attendance,
+    settings: Settings, prepared: PreparedStep, batch: UpdateBatch, found: Diagnostics, **of_round: Any
 ) -> Report:
-    """Return the report of a committed round with the cohort ``batch``."""
+    """Return the report of a committed round with the cohort ``batch``; a group has no facts ``of_round``."""
     norms, claims, ledger = np.sqrt(batch.squares), batch.claims, prepared.after.ledger
     if (private := settings.rules.at(ledger).private) is None:
         norms = norms / batch.eta_steps if settings.averages_models else norms  # |h_i| as a gradient
@@ -442,21 +431,17 @@ def report_of(
         Report,
         round=prepared.before.round_number,
         accepted=tuple(batch.clients),
-        rejected=rejected,
         steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
         ages=prepared.before.round_number - batch.starts,
         staleness=staleness(prepared),
         correction_norm=found.correction_norm,
         gamma=prepared.gamma,
         waiting_for=prepared.waiting_for,
-        seconds=seconds,
-        bytes=bytes,
         changed=dict(prepared.before.changed) or None,
-        closed=attendance.reason(batch.clients, rejected),
-        missing=attendance.missing(batch.clients, rejected),
         groups=prepared.groups,
         audited=prepared.after.audited,
         **measured,
+        **of_round,
     )
 
 

@@ -992,10 +992,10 @@ class Round(OpenRound):
                 else:
                     prepared, found = step
                     self._state.commit(prepared.after._replace(norms=ids) if ids else prepared.after, self)
-                spent = self._seconds + time.perf_counter() - began, self._bytes
-                self.report = report_of(
-                    *(self._settings, prepared, batch, found, rejected, *spent), attendance=self.attendance
-                )
+                spent, seen = self._seconds + time.perf_counter() - began, (batch.clients, rejected)
+                own: dict[str, Any] = {"rejected": rejected, "seconds": spent, "bytes": self._bytes}
+                own |= {"closed": self.attendance.reason(*seen), "missing": self.attendance.missing(*seen)}
+                self.report = report_of(self._settings, prepared, batch, found, **own)
         finally:
             if self.is_open:
                 self._abort()

@@ -536,9 +536,8 @@ class State:
         """Return a client's offset; see ``Broadcast.offset``. A new client, None, has a zero row."""
         self.store.require_files()
         shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
-        row = None
-        if from_row and self.settings.algorithm.keeps_rows and client is not None:
-            row = self.store.read(client)
+        reads = from_row and self.settings.algorithm.keeps_rows
+        row = self.store.read(client) if reads and client is not None else None
         if shared is None and row is None:
             if self._zeros is None:  # one vector for all clients
                 self._zeros = zeros(self.settings.layout.n_parameters, device=self.settings.device)
@@ -569,7 +568,7 @@ class State:
         window = settings.rules.window("steps", now.norms)
         steps, eta_steps, most_steps = counted_steps(settings, now, batch, window)
         rounds = self.store.rounds_of(batch.clients) if algorithm.keeps_rows else []
-        N, share = len(self.store.registry), self.newcomers.share_of_total
+        N, share, needs_square = len(self.store.registry), self.newcomers.share_of_total, algorithm.needs_square_of_sum
         cohort = Cohort(
             S=len(batch),
             weighed=int(np.count_nonzero(batch.weights)),
@@ -582,29 +581,15 @@ class State:
             weights=batch.weights,
             squares=batch.squares,
             eta_steps=eta_steps,
-            square_of_sum=(
-                combined_square(self.reducer, [result.A], [1.0]) if algorithm.needs_square_of_sum else math.nan
-            ),
+            square_of_sum=combined_square(self.reducer, [result.A], [1.0]) if needs_square else math.nan,
         )
         norms = {**norms, "steps": window.packed} if window.ratio and len(window) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
-        if result.center is not None:
-            changes["center"] = result.center
+        changes |= {name: one for name in ("center", "ledger") if (one := getattr(result, name)) is not None}
+        changes |= self._past(batch, population)
         if algorithm.own_starts:
-            past, needed = {**now.past, number: now.sent}, population.all_starts(N)
-            changes["past"] = {t: x for t, x in past.items() if t in needed}
             result = self._with_starts(result, batch)
-        if result.ledger is not None:
-            changes["ledger"] = result.ledger
-        if late := settings.max_staleness:
-            # x of every round, even if it is unchanged: a client may have started from it.
-            past = {} if algorithm.mixes_models else {**now.past, number: now.sent}
-            changes["past"] = {t: x for t, x in past.items() if t > number - late}
-            starts = {}  # a client may start several updates from one round
-            if settings.policy.buffer is None:
-                starts = {**now.starts, **dict(zip(batch.clients, batch.starts.tolist(), strict=True))}
-            changes["starts"] = {client: t for client, t in starts.items() if t > number - late}
         waits = not moves and algorithm.keeps_rows and algorithm.moves(replace(cohort, rows=cohort.N))
         waiting_for = cohort.N - cohort.rows if waits else 0
         step, v_square, gamma = None, 0.0, 0.0
@@ -636,6 +621,20 @@ class State:
                 changes["history"] = self._history(changes, rounds, batch.clients)
         after = now._replace(transactions=now.transactions + 1, changed={}, **changes)
         return PreparedStep(now, result, cohort, after, step, v_square, gamma, waiting_for, most_steps, rounds)
+
+    def _past(self, batch: UpdateBatch, population: Population) -> dict[str, Any]:
+        """Return the models that later updates may have started from, and the last starts of the clients."""
+        algorithm, now, number = self.settings.algorithm, self.snapshot, self.round_number
+        past, late = {**now.past, number: now.sent}, self.settings.max_staleness  # also if x is unchanged
+        if algorithm.own_starts:
+            needed = population.all_starts(len(self.store.registry))
+            return {"past": {t: x for t, x in past.items() if t in needed}}
+        if not late:
+            return {}
+        new = dict(zip(batch.clients, batch.starts.tolist(), strict=True))
+        starts = {**now.starts, **new} if self.settings.policy.buffer is None else {}  # else a client may start several
+        recent = {} if algorithm.mixes_models else {t: x for t, x in past.items() if t > number - late}
+        return {"past": recent, "starts": {client: t for client, t in starts.items() if t > number - late}}
 
     def _with_starts(self, result: Result, batch: UpdateBatch) -> Result:
         """Return the sums with x - x_(i) of each client added: once to A, and w_i times to the float buffers.
@@ -804,9 +803,10 @@ class State:
             if self.store.commits != commits:
                 self._adopt(after, spares)
             raise
-        self._refer_to_disk()
+        self.refer_to_disk()
 
-    def _refer_to_disk(self) -> None:
+    def refer_to_disk(self) -> None:
+        """Replace the snapshot's vectors by those in the files, which do not take memory."""
         if self.store.medium == "mmap":
             with suppress(StoreError, MemoryError):  # on failure, the snapshot stays unchanged
                 self.snapshot = self.snapshot.on_disk(self.store)
@@ -893,7 +893,7 @@ class State:
             try:
                 state.store.compact(erase=erase)
             finally:  # a compaction may have moved the vectors
-                state._refer_to_disk()
+                state.refer_to_disk()
 
     def forget_newcomers(self) -> None:
         """Remove the newcomers of a dropped round."""

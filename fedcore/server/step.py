@@ -795,8 +795,8 @@ class ModelStep:
         moments = now.moments
         if optimizer is not None and gamma:
             moments = tuple(self._moments.get() for _ in now.moments)
-            v, before = self.v(), now.moments
-            x_square = optimizers.turn(optimizer, v, before, now.x[:p], gamma=gamma, moments_out=moments, x_out=x[:p])
+            v, outs = self.v(), (x[:p], *moments)
+            x_square = optimizers.turn(optimizer, v, now.moments, now.x[:p], gamma=gamma, outs=outs)
         if p < len(x):
             x_square += self._average_buffers(now, x, result)
             self.buffers.clip(x)

@@ -229,11 +229,11 @@ class Parts:
     def table(self, round: int, client: int, local_rule: LocalRule, steps: int) -> Table:
         """Return a client's minibatches as a table. The width affects bits; it depends only on the client's size."""
         part = self[client]
-        power = 1 << (len(part) - 1).bit_length()
-        size = self.batch(local_rule)
+        size, power = self.batch(local_rule), 1 << (len(part) - 1).bit_length()
         width = max(2, min(size, power))  # torch computes a product with a single column differently.
-        drawn = {"steps": steps, "width": width, "seed": self.seed, "round": round, "client": client}
-        table = local_rules.in_table(local_rule, local_rules.minibatch_table(len(part), size, **drawn), len(part))
+        orders = local_rules.orders_of(len(part), self.seed, round, client)
+        table = local_rules.minibatch_table(orders, len(part), size, steps=steps, width=width)
+        table = local_rules.in_table(local_rule, table, len(part))
         return Table(part[table.indices], table.sizes)
 
     def _full_steps(self, clients: Iterable[int], local_rule: LocalRule) -> Indices:

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -430,20 +430,20 @@ class Piece(NamedTuple):
     stop: int
 
 
-def join(
+@contextmanager
+def joined(
     path: Path,
     pieces: Sequence[Piece],
     vectors: Mapping[str, Any],
     state: Any,
     documents: Sequence[tuple[int, str]],
     row_done: Callable[[], object],
-    parts: Callable[[Path], object],
-) -> None:
+) -> Iterator[Path]:
     """Write a store of joined rows durably to a new or empty folder; after an error the folder has no store.
 
     The pieces are in the order of their elements; without elements, a row is one zero. Their stores must have the same
-    codec, clients and rounds, which the new store gets. ``row_done`` is called after each row. ``parts`` writes further
-    stores into the folder, before it is in its place. Reads and writes each row once.
+    codec, clients and rounds, which the new store gets. ``row_done`` is called after each row. The block may write
+    further stores into the folder that it gets, which is then put in its place. Reads and writes each row once.
     """
     first = pieces[0].rows
     require_alike([piece.rows for piece in pieces])
@@ -463,7 +463,7 @@ def join(
         content.adopt(entries, vectors)
         head = replace(folder.head, round=first.round, state=json.dumps(state), vectors=content.vectors.table)
         folder.publish(Transaction(head, entries, documents=documents))
-        parts(folder.path)
+        yield folder.path
 
 
 def require_alike(stores: Sequence[ClientStore]) -> None:

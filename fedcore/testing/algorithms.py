@@ -219,7 +219,7 @@ def _turned(optimizer: Any, v: F32, moments: Iterable[F32], x: F32, gamma: float
     """Return x' and the next moments; NaN where the optimizer writes nothing."""
     given = tuple(np.array(moment) for moment in moments)
     outs = [np.full(len(v), np.nan, np.float32) for _ in (x, *given)]
-    optimizers.turn(optimizer, v, given, x, gamma=gamma, moments_out=tuple(outs[1:]), x_out=outs[0])
+    optimizers.turn(optimizer, v, given, x, gamma=gamma, outs=tuple(outs))
     return {"x'": outs[0]} | {f"moment {k}": moment for k, moment in enumerate(outs[1:])}
 
 

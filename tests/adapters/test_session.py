@@ -24,7 +24,7 @@ def opened(algorithm, clients, storage=None, **how):
     options = ServerOptions.from_mapping(
         {"lr": 0.1, "storage": storage} | {k: how.pop(k) for k in ("limits",) if k in how}
     )
-    return session.open_server(X0, algorithm, clients, options, **how)
+    return session.open_server(X0, algorithm, clients, options, session.ClientWork(**how))
 
 
 def test_methods_and_optimizers_in_a_configuration_have_options():

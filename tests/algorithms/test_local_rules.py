@@ -174,7 +174,7 @@ def test_one_minibatch_joins_all_minibatches():
 def test_a_rule_in_a_table_gives_the_same_minibatches(rule, examples, batch, steps):
     size = rule.batch(batch)
     expected = lists(rule.along(minibatches(examples, size, steps=steps, **SAMPLE), examples))
-    table = minibatch_table(examples, size, steps=steps, width=min(size, 16), **SAMPLE)
+    table = minibatch_table(local_rules.orders_of(examples, **SAMPLE), examples, size, steps=steps, width=min(size, 16))
     made = rule.in_table(table, examples)
     assert [row[:size].tolist() for row, size in zip(made.indices, made.sizes, strict=True)] == expected
     assert made.indices.min() >= 0

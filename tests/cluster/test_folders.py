@@ -28,7 +28,7 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC, short history", "SCAFFOLD"])
-def test_it_resumes(tmp_path, method):
+def test_it_resumes(tmp_path, caplog, method):
     one, many = made(method, X0), made(method, X0, shards=3, path=tmp_path / "run")
     for t in range(6):
         one_round(one)
@@ -37,12 +37,15 @@ def test_it_resumes(tmp_path, method):
             many.save(tmp_path / "copy")
         if t % 2:
             many.close()
-            manifest.write_intent(tmp_path / "run", new=manifest.manifest_at(tmp_path / "run")[1], old=None)  # a kill
+            found = manifest.manifest_at(tmp_path / "run")[1]
+            other = manifest.Manifest("other", found.layout, (), (str(tmp_path / "other"),))
+            manifest.write_intent(tmp_path / "run", new=found, old=other if t == 1 else None)  # a kill
             many = Server.load(tmp_path / "run" / "cluster.json")
             assert not (tmp_path / "run" / INTENT).exists()
     assert many.verify() == []
     same(one, many, opened_again=True)
     many.close()
+    assert str(tmp_path / "other") in caplog.text
     with Server.load(tmp_path / "copy") as copy:
         assert copy.round_number == 3
         for _ in range(3):

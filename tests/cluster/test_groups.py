@@ -165,9 +165,9 @@ def test_a_folder(method, folder_in_memory):
         go_on(one, many)
         assert many.open_round().add(2, update_of(2, 0, sets_of(THREE)[2]), steps=3)
     assert one.open_round().add(2, update_of(2, 0, sets_of(THREE)[2]), steps=3)
+    cluster.reshard(folder_in_memory / "one", 2, to=other)  # a reader
     one.close()
     cluster.reshard(run, 4)
-    cluster.reshard(folder_in_memory / "one", 2, to=other)
     assert str(one.transactions) in output_of("store", "info", run)
     with Server.load(run) as many, Server.load(other) as split, Server.load(folder_in_memory / "one") as one:
         reports = []
@@ -281,22 +281,24 @@ def test_a_private_mean():
         Server(Model(tensors, {"text": "text.*"}), "FedAvg", 5, compute=Compute(shards=2), **options)
 
 
-def test_a_group_with_too_few_updates_for_a_rule_leaves_the_round_open():
-    one, many = (new_server("FedAvg", shards, aggregation=[Krum(1)]) for shards in (None, 3))
-
-    def act(server):
-        with server.open_round() as opened:
-            for client in range(N):
-                groups = ["text", "rest"] if client < 4 else ["rest"]
-                assert opened.add(client, update_of(client, 0, groups), **claims_of(client))
-            with pytest.raises(RangeError, match=r"Krum.* needs at least 5 updates of the group 'text', got 4"):
-                opened.finish()
-            opened.abort()
-        return run_round(server, [["text", "rest"]] * 5 + [["rest"]] * 2, range(N))
-
-    both(one, many, act, alike)
-    same(one, many)
-    many.close()
+@pytest.mark.parametrize("shards", [None, 3])
+def test_a_group_with_too_few_updates_for_a_rule_changes_none(shards):
+    """Its updates may still come; a group without updates is unchanged, like a server after an empty round."""
+    tried, twin = (new_server("FedAvg", kind, aggregation=[Krum(1)]) for kind in (shards, None))
+    before = tried.x.tobytes()
+    with tried.open_round() as opened:
+        for client in range(N):
+            groups = ["text", "rest"] if client < 4 else ["rest"]
+            assert opened.add(client, update_of(client, 0, groups), **claims_of(client))
+        with pytest.raises(RangeError, match=r"Krum.* needs at least 5 updates of the group 'text', got 4"):
+            opened.finish()
+        assert (tried.x.tobytes(), tried.round_number) == (before, 0)
+        opened.abort()
+    sets = [["text", "rest"]] * 5 + [["rest"]] * 2
+    reports = [run_round(one, sets, cohort).groups for one, cohort in ((tried, range(N)), (twin, range(6, -1, -1)))]
+    same(twin, tried)
+    assert [len(report.accepted) for report in reports[0].values()] == [5, 0, N]
+    tried.close()
 
 
 def test_bad_updates_are_rejected_alike():

@@ -96,6 +96,13 @@ def test_a_broadcast_from_before_a_shard_was_lost(on_ray, tmp_path):
             _ = other.x
         assert processes(on_ray) == there
         assert many.broadcast([0]).x.tobytes() == X0.tobytes()
+    with made("FedAvg", X0, shards=2, executor=on_ray) as many:
+        os.kill(processes(on_ray)[1], signal.SIGKILL)
+        before = many.broadcast([0])
+        with pytest.raises(ClusterError):
+            _ = before.x
+        with pytest.raises(ClusterError, match="memory"):
+            _ = many.x
 
 
 class OddError(Exception):

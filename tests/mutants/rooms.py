@@ -5,15 +5,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def of_server(*names):
-    """Some of the server's tests."""
-    return [f"tests/server/test_{name}.py" for name in names]
+def of(folder, *names):
+    """Some of a folder's tests."""
+    return [f"tests/{folder}/test_{name}.py" for name in names]
 
 
-LEFT_OUT = of_server(
-    "compatibility", "durability", "erasure", "flags", "groups", "memory_and_store", "options", "pairs"
-)
-LEFT_OUT += of_server("pairs", "replaced_x", "resident", "rules", "update_ids")
+LEFT_OUT = of("server", "compatibility", "durability", "erasure", "flags", "groups", "memory_and_store", "options")
+LEFT_OUT += of("server", "pairs", "replaced_x", "resident", "rules", "update_ids")
 FACE = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests/server").glob("test_*.py"))]
 FACE = [path for path in FACE if path not in LEFT_OUT]
 """Without those that stop, signal or starve processes, and the slow ones."""
@@ -21,24 +19,22 @@ FACE = [path for path in FACE if path not in LEFT_OUT]
 PROCESSES = "--deselect=tests/server/test_resume.py::test_a_server_killed_at_any_moment_ends_as_the_straight_one"
 
 DEVICES = [
-    *(
-        f"tests/devices/server/test_{name}.py"
-        for name in ("device_rows", "moving_between_devices", "same_bits", "server_on_device", "undone", "waits")
-    ),
+    *of("devices/server", "device_rows", "moving_between_devices", "same_bits", "server_on_device", "undone", "waits"),
     "--deselect=tests/devices/server/test_moving_between_devices.py::test_a_process_that_is_killed_leaves_the_last_round",
     "--deselect=tests/devices/server/test_server_on_device.py::test_without_a_driver_nothing_is_created",
 ]
 """A server on the emulated device: seven seconds in a hundred of what all of these take."""
 
-METHODS = of_server("contract", "papers", "medians", "counts", "diagnostics", "hand_computed")
-METHODS += of_server("newcomers", "resume", "logs")
+AVERAGES = ["tests/test_averaging.py", "tests/test_layout.py"]
+METHODS = of("server", "contract", "papers", "medians", "counts", "diagnostics", "hand_computed")
+METHODS += of("server", "newcomers", "resume", "logs")
 """The server's tests over many methods."""
 
 READERS = [
     "tests/test_inputs.py",
     "tests/test_operations.py",
     "tests/test_representation.py",
-    *of_server("bad_input", "buffers", "models_in_and_out", "named_tensors", "odd_tensors", "precision"),
+    *of("server", "bad_input", "buffers", "models_in_and_out", "named_tensors", "odd_tensors", "precision"),
     *DEVICES,
 ]
 """Inputs of models and updates, also on the emulated device."""
@@ -48,7 +44,7 @@ ADAPTERS = [
     "tests/test_inputs.py",
     "tests/conformance",
     "--deselect=tests/conformance/test_conformance.py::test_an_interpreter_runs_the_rows_of_a_framework",
-    *(f"tests/adapters/test_{name}.py" for name in ("contract", "npy", "session")),
+    *of("adapters", "contract", "npy", "session"),
     *(f"tests/adapters/{framework}" for framework in ("fedlab", "flower", "nvflare", "pfl")),
     "--deselect=tests/adapters/flower/test_example.py",
     "--deselect=tests/adapters/flower/test_resume.py::test_after_kill_9_in_the_middle_of_a_round",
@@ -59,18 +55,19 @@ ADAPTERS = [
 RULES = [
     "tests/algorithms/test_privacy.py",
     "tests/model/test_robust_models.py",
-    *of_server("rules", "robust_rules", "open_limits", "norm_limits", "examples", "claims", "weights", "privacy"),
+    *of("server", "rules", "robust_rules", "open_limits", "norm_limits", "examples", "claims", "weights", "privacy"),
 ]
 """The chain of rules, and the robust rules."""
+
+STORE = of("store", "contract", "damage", "folder", "format", "registry", "slots", "undo")
+CLUSTER = of("cluster", "cli", "copies", "folders", "groups", "resharding", "same_bits", "threads")
+"""Without those on Ray, and those that kill processes."""
 
 PARTICIPATION = [
     "fedcore/sim/participation.py",
     "fedcore/sim/traces.py",
-    "tests/sim/test_participation.py",
-    "tests/sim/test_patterns.py",
-    "tests/sim/test_traces.py",
-    "tests/sim/experiment/test_build.py",
-    "tests/sim/experiment/test_loading.py",
+    *of("sim", "participation", "patterns", "traces"),
+    *of("sim/experiment", "build", "loading"),
     "tests/runtime/test_float_mode.py",
     "tests/outsiders/test_registries.py",
 ]
@@ -104,17 +101,13 @@ ROOMS = {
         *DEVICES,
         PROCESSES,
     ],
-    "fedcore/model": [
-        "fedcore/model",
-        "tests/model",
-        "tests/test_averaging.py",
-        "tests/test_layout.py",
-        "tests/conformance",
-        *READERS,
-    ],
+    "fedcore/store": ["fedcore/store", *STORE],
+    "fedcore/store/files": STORE,
+    "fedcore/cluster": CLUSTER,
+    "fedcore/model": ["fedcore/model", "tests/model", "tests/conformance", *AVERAGES, *READERS],
     "fedcore/rules": RULES,
     "fedcore/kernels/robust.py": ["fedcore/kernels/robust.py", "tests/kernels", *RULES],
-    "fedcore/arrays.py": ["fedcore/arrays.py", "tests/test_layout.py", "tests/test_averaging.py", *READERS],
+    "fedcore/arrays.py": ["fedcore/arrays.py", *AVERAGES, *READERS],
     "fedcore/adapters": ADAPTERS,
     "fedcore/adapters/flower": ADAPTERS,
     "fedcore/adapters/nvflare": ADAPTERS,

@@ -280,7 +280,7 @@ def test_one_log_has_the_partial_updates_of_all_groups(tmp_path, capsys):
         play(server)
         server.replace_x(server.x * np.float32(0.5))
         server.remove_client(1)
-    with Server.load(path, storage=Storage(audit_key=KEY)) as server:
+    with Server.load(path, storage=Storage(audit=True, audit_key=KEY)) as server:
         play(server)
         log, layout = server.audit_log(), server.layout
         assert log[-1]["x_after"] == layout.digest(server.tensors()) == digest(server.x)

@@ -5,7 +5,8 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 
-from fedcore import Compute, Model, Server, Storage, Update
+from fedcore import Compute, Layout, Model, Server, Storage, Update
+from fedcore.cluster.manifest import Manifest
 from fedcore.options import Limits
 from fedcore.server.broadcast import WholeVectors
 from fedcore.server.report import Report
@@ -21,6 +22,7 @@ VALUES = {
     "Broadcast": lambda: server().broadcast([0]),
     "History": History,
     "Limits": Limits,
+    "Manifest": lambda: Manifest("", Layout.of(np.zeros(2)), (), None),
     "PartialSum": lambda: server().open_round().partial_sum(),
     "Population": Population,
     "Report": lambda: Report(0),

@@ -135,8 +135,8 @@ def test_four_liars_of_eight_lower_the_first_median_and_five_raise_it(length):
 
 
 def test_a_long_update_of_two_is_rejected():
-    server = Server(np.zeros(1, np.float32), "FedAvg", clients=2, lr=1, aggregation=[RejectLong(10)])
-    assert add_two(server, [1000], [1]).accepted == (1,)
+    server = Server(np.zeros(1, np.float32), "FedAvg", clients=2, lr=1, aggregation=[RejectLong()])
+    assert add_two(server, [10.5], [1]).accepted == (1,)  # the lower median is 1, and 10 the default
 
 
 def test_infinite_and_zero_lengths_do_not_count_in_the_median():

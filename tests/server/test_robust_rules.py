@@ -554,6 +554,13 @@ def test_faults_of_an_own_rule_end_the_round(kind, name, method, monkeypatch):
     check_faulty([Faulty()] if kind is Faulty else [FaultyMixing(), Median()])
 
 
+def test_an_own_rule_may_need_no_updates(monkeypatch):
+    monkeypatch.setattr(Faulty, "least", 0)
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=3, lr=0.1, aggregation=[Faulty()])
+    server.round([Update(i, np.float32([i, 1]), steps=1) for i in range(3)])
+    assert server.x.tolist() == [1, 1]
+
+
 def check_faulty(chain):
     server = Server(np.zeros(2, np.float32), "FedAvg", clients=3, lr=0.1, aggregation=chain)
     models = [np.full(2, i, np.float32) for i in range(3)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcore.algorithms.local_rules import Table, minibatch_table, minibatches
+from fedcore.algorithms.local_rules import Table, minibatch_table, minibatches, orders_of
 from fedcore.errors import RangeError, ShapeError
 from fedcore.model import Layout
 from fedcore.sim.batching.batched_sgd import (
@@ -117,7 +117,7 @@ def network(hidden=(7,), seed=1):
 
 
 def table(client, examples, steps, width=8, batch=8):
-    made = minibatch_table(examples, batch, steps=steps, width=width, seed=3, round=2, client=client)
+    made = minibatch_table(orders_of(examples, 3, 2, client), examples, batch, steps=steps, width=width)
     return Table(made.indices + 10 * client, made.sizes)
 
 
@@ -216,7 +216,7 @@ def test_groups_are_bounded_in_memory_and_have_one_width(inputs, steps, widths, 
 def test_a_table_has_the_minibatches(examples, batch, steps, more):
     expected = list(minibatches(examples, batch, steps=steps, seed=1, round=2, client=3))
     width = min(batch, examples) + more
-    made = minibatch_table(examples, batch, steps=steps, width=width, seed=1, round=2, client=3)
+    made = minibatch_table(orders_of(examples, 1, 2, 3), examples, batch, steps=steps, width=width)
     assert made.indices.shape == (steps, width)
     for row, size, indices in zip(made.indices, made.sizes, expected, strict=True):
         np.testing.assert_array_equal(row[:size], indices)

@@ -567,9 +567,9 @@ class ServerStrategy(FlowerFedAvg):
                 log(INFO, "Resuming after round %d, with the saved model", self._server.round_number)
 
     def _opened(self, arrays: ArrayRecord, options: ServerOptions, **how: Any) -> Server:
-        how |= {"steps": self._steps, "own_rates": self._lr is None}
+        work = session.ClientWork(steps=self._steps, own_rates=self._lr is None)
         model = replace(self._parts, tensors=self._wire.read(arrays))
-        return session.open_server(model, self.algorithm, [], options, **how)
+        return session.open_server(model, self.algorithm, [], options, work, **how)
 
 
 def log_failures(failures: Iterable[Failure]) -> None:

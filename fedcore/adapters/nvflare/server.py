@@ -153,10 +153,9 @@ class Controller(Component, ModelController):
         client_sizes: Mapping[str, int] | None = None,
         seed: int = 0,
         task_name: str = "train",
-        ignore_result_error: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(algorithm, *args, ignore_result_error=ignore_result_error, **kwargs)
+        super().__init__(algorithm, *args, **{"ignore_result_error": True, **kwargs})
         self.num_rounds, self.num_clients, self.client_sizes = num_rounds, num_clients, client_sizes
         self.seed, self.task_name = seed, task_name
         policy = ServerOptions.from_mapping({"policy": self.policy}).policy
