@@ -18,19 +18,19 @@ BUDGET = {
     "bench": 7_014,
     "csrc": 11_731,
     "tests": 65_065,
-    "fedcore": 2_810,
+    "fedcore": 2_808,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_282,
     "fedcore/cli": 1_612,
     "fedcore/cluster": 2_253,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_508,
+    "fedcore/model": 2_507,
     "fedcore/server": 7_253,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,
     "fedcore/rules": 781,
-    "fedcore/store": 3_939,
+    "fedcore/store": 3_938,
 }
 
 
