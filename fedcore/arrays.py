@@ -854,17 +854,7 @@ class _FreeList(list[Memory]):
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self._most = most
-
-    def add(self, memory: Memory) -> None:
-        # Each buffer is in one place at any time, so threads need no lock. When the interpreter exits, this module's
-        # names may already be deleted, so this method uses only built-in names.
-        self.append(memory)
-        if len(self) > self._most:
-            try:  # noqa: SIM105
-                self.pop(0)
-            except IndexError:
-                pass
+        self.most = most
 
 
 class _Owner:
@@ -877,7 +867,14 @@ class _Owner:
         self.__array_interface__ = memory.interface
 
     def __del__(self) -> None:
-        self.free.add(self.memory)
+        # Each buffer is in one place at any time, so threads need no lock. When the interpreter exits, this module's
+        # names may already be deleted, so this method uses only built-in names.
+        self.free.append(self.memory)
+        if len(self.free) > self.free.most:
+            try:  # noqa: SIM105
+                self.free.pop(0)
+            except IndexError:
+                pass
 
 
 class _DevicePool:

@@ -102,7 +102,7 @@ class uninterrupted:  # noqa: N801  # used like the functions of contextlib
             try:
                 self._restore()
             finally:
-                if errors := self._run():
+                if self._came and (errors := self._run()):
                     raise errors[0]
 
     def _hold(self, number: int, frame: FrameType | None) -> None:

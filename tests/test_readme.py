@@ -57,7 +57,6 @@ def test_the_differences_of_docs_papers_are_those_of_the_records():
             rows = list(csv.DictReader(file))
         for column, page in pages.items():
             found = {(row["algorithm"], row["seed"]): 100 * float(row[column]) for row in rows}
-            seeds = sorted({row["seed"] for row in rows})
-            apart = [found["MimiC", seed] - found["FedAvg", seed] for seed in seeds]
+            apart = [found["MimiC", seed] - found["FedAvg", seed] for seed in sorted({row["seed"] for row in rows})]
             text = "{:+.1f} ({:+.1f} .. {:+.1f})".format(fmean(apart), *interval_of(apart))
             assert text.replace("+0.", "+.").replace("-0.", "-.") in page.read_text(), (name, text)

@@ -135,7 +135,7 @@ class Layout(Represented):
     Attributes:
         n: the length of the flat vector.
         n_parameters: the number of parameter elements, which come first in the flat vector; the length of a row.
-        slices: the tensors of the flat vector, in order.
+        slices, names: the tensors of the flat vector, in order, and their names.
         counters: the tensors that count steps, outside the flat vector.
         constants: the tensors that no method averages, outside the flat vector. Only small ones, such as flags, may
             change.
@@ -182,6 +182,7 @@ class Layout(Represented):
         floats = [np.dtype(np.float32)] * len(self.slices)
         self._forms = ([one.shape for one in self.outside], own), ([one.shape for one in self.slices], floats)
         self.parts = [(piece.name, piece.shape) for piece in self.slices]
+        self.names = tuple(piece.name for piece in self.slices)
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
     @classmethod
@@ -338,11 +339,6 @@ class Layout(Represented):
         named = {name: leaf for name, leaf in tensors.items() if name not in self.aliases}
         return {name: named[name] for name in named if not matches(name, self.ignored)} if self.ignored else named
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the flat vector's tensors, in order."""
-        return tuple(piece.name for piece in self.slices)
-
     def flatten(self, x: Any, out: Vector | None = None) -> Vector:
         """Return a model's parameters and float buffers as one vector, float32[n], in ``out`` if given.
 
@@ -357,7 +353,6 @@ class Layout(Represented):
 
         Cost: reads 4 n bytes, writes 4 n bytes.
         """
-        named = self._check(x)
         if out is None:
             out = np.empty(self.n, np.float32)
         elif out.dtype != np.float32:
@@ -365,7 +360,9 @@ class Layout(Represented):
         elif out.shape != (self.n,):
             raise ShapeError(f"out: expected float32[{self.n}], got shape {out.shape}")
         device = device_of(out)
-        self.log_rounded(named)
+        if device == CPU and (plain := self._plain(x, self.slices)) is not None:  # the common case
+            return np.concatenate(plain, out=out)
+        self.log_rounded(named := self._check(x))
         for piece in self.slices:
             part, tensor = out[piece.start : piece.stop], named[piece.name]
             if device == CPU:
@@ -414,8 +411,6 @@ class Layout(Represented):
             own dtype.
         """
         if (plain := self._plain(x, self.slices)) is not None:  # the common case
-            for piece in self.outside:
-                check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
             return plain
         named = self._check(x)
         self.log_rounded(named)
@@ -497,6 +492,8 @@ class Layout(Represented):
             return None
         listed, forms = [x[piece.name] for piece in pieces], self._forms[pieces is self.slices]
         plain: list[Any] | None = core.read_plain_tensors(listed, *forms)
+        for piece in self.outside if pieces is self.slices and plain is not None else ():
+            check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
         return plain
 
     def tensors(

@@ -32,11 +32,11 @@ NO_COUNT, COUNTED, WEIGHTED = 0, 1, 2
 """The source of an update's examples: none (counted as 1), the client, or a weight from the caller."""
 
 
-_EMPTY: Any = np.empty(0)  # the default of a column
+UNKNOWN: Any = np.empty(0)  # the default of a column
 _empty: Any = partial(np.empty, 0)
 
 
-@dataclass(slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class UpdateBatch:
     """k updates as a table of columns with k entries. Only the fold checks that their numbers are finite.
 
@@ -48,11 +48,11 @@ class UpdateBatch:
     """floating[n], or [n_parameters] for a gradient; or a list of tensors, as the layout's slices. None once folded."""
     bases: Sequence[F32 | None] = ()
     """float32[n], the x from which the client started; None if the vector is a difference."""
-    scales: F64 = field(default_factory=lambda: _EMPTY)
+    scales: F64 = field(default_factory=lambda: UNKNOWN)
     """h = (base - y) scale, or -y scale."""
-    claims: Claims = field(default_factory=lambda: Claims(_EMPTY, _EMPTY, _EMPTY))
+    claims: Claims = field(default_factory=lambda: Claims(UNKNOWN, UNKNOWN, UNKNOWN))
     """The reported steps, examples and counts."""
-    eta_steps: F64 = field(default_factory=lambda: _EMPTY)
+    eta_steps: F64 = field(default_factory=lambda: UNKNOWN)
     """eta_i K_i, the length of the path for a gradient of norm 1."""
     has_buffers: Bools = field(default_factory=partial(_empty, np.bool_))
     counters: Sequence[Counters] = ()
@@ -66,11 +66,11 @@ class UpdateBatch:
     """The number of each update in the order of arrival, if the round may have several updates of a client."""
     digests: list[str | None] = field(default_factory=list)
     """The digests of the vectors, if rounds are audited."""
-    factors: F64 = field(default_factory=lambda: _EMPTY)
+    factors: F64 = field(default_factory=lambda: UNKNOWN)
     """The factor of all vectors of an update: 1, or less if the update was clipped."""
-    weights: F64 = field(default_factory=lambda: _EMPTY)
+    weights: F64 = field(default_factory=lambda: UNKNOWN)
     """w_i, the weight that the method computes from the claims."""
-    squares: F64 = field(default_factory=lambda: _EMPTY)
+    squares: F64 = field(default_factory=lambda: UNKNOWN)
     """|h_i|^2, after the fold."""
 
     @classmethod
@@ -133,7 +133,7 @@ class UpdateBatch:
 
     def drop(self) -> None:
         """Drop the vectors."""
-        nothing = [None] * len(self)
+        nothing = [None] * len(self.clients)
         self.vectors, self.bases, self.controls = nothing, nothing, nothing
 
     def longest(self) -> str:

@@ -237,6 +237,7 @@ class GroupedState(State):
     ) -> None:
         layout = settings.layout
         self.settings, self.snapshot, self.store, self.groups = settings, now, store, groups
+        self.holds_files = store.medium == "mmap"
         self.reducer, device = reducer or Reducer(has_buffers=layout.n > layout.n_parameters), settings.device
         self.upload = None if device == CPU else Upload(device, {layout.n, layout.n_parameters}, settings.batch_size)
         for group in groups.values():

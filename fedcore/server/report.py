@@ -420,29 +420,29 @@ def report_of(
     settings: Settings, prepared: PreparedStep, batch: UpdateBatch, found: Diagnostics, **of_round: Any
 ) -> Report:
     """Return the report of a committed round with the cohort ``batch``; a group has no facts ``of_round``."""
-    norms, claims, ledger = np.sqrt(batch.squares), batch.claims, prepared.after.ledger
-    if (private := settings.rules.at(ledger).private) is None:
-        norms = norms / batch.eta_steps if settings.averages_models else norms  # |h_i| as a gradient
-        measured: dict[str, Any] = {"norms": norms, "weights": batch.weights, "factors": batch.factors}
-        measured["diversity"] = diversity_of(batch.weights, batch.squares, found.mean_square)
-    else:
-        measured = dict.fromkeys(("norms", "weights", "factors"), np.zeros(0)) | {"privacy": private.shown(ledger)}
-    return frozen(
-        Report,
-        round=prepared.before.round_number,
-        accepted=tuple(batch.clients),
-        steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
-        ages=prepared.before.round_number - batch.starts,
-        staleness=staleness(prepared),
-        correction_norm=found.correction_norm,
-        gamma=prepared.gamma,
-        waiting_for=prepared.waiting_for,
-        changed=dict(prepared.before.changed) or None,
-        groups=prepared.groups,
-        audited=prepared.after.audited,
-        **measured,
+    norms, claims, ledger, before = np.sqrt(batch.squares), batch.claims, prepared.after.ledger, prepared.before
+    fields: dict[str, Any] = {
+        "round": before.round_number,
+        "accepted": tuple(batch.clients),
+        "steps": int(core.column_sum(0.0, claims.steps, claims.counts)),
+        "norms": norms / batch.eta_steps if settings.averages_models else norms,  # |h_i| as a gradient
+        "weights": batch.weights,
+        "factors": batch.factors,
+        "ages": before.round_number - batch.starts,
+        "staleness": staleness(prepared) if prepared.rounds else None,
+        "correction_norm": found.correction_norm,
+        "gamma": prepared.gamma,
+        "waiting_for": prepared.waiting_for,
+        "changed": dict(before.changed) or None,
+        "groups": prepared.groups,
+        "audited": prepared.after.audited,
         **of_round,
-    )
+    }
+    if (private := settings.rules.private and settings.rules.at(ledger).private) is None:
+        fields["diversity"] = diversity_of(batch.weights, batch.squares, found.mean_square)
+    else:
+        fields |= dict.fromkeys(("norms", "weights", "factors"), np.zeros(0)) | {"privacy": private.shown(ledger)}
+    return frozen(Report, fields)
 
 
 # The audit log: a document of each change, with the digest of the document before it and perhaps a signature.

@@ -2,13 +2,14 @@
 
 import logging
 import time
+from _thread import RLock  # without the function around it in ``threading``
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cached_property, partial, wraps
 from operator import itemgetter
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ref
 
@@ -221,7 +222,7 @@ class Round(OpenRound):
         attendance: Attendance | None = None,
     ) -> None:
         state.prefetch(())  # raises StoreError if the store is closed
-        super().__init__(state.round_number, callbacks, LOGGER)
+        super().__init__(state.snapshot.round_number, callbacks, LOGGER)
         settings = self._settings = state.settings
         self._state, self._batch_size, self._may_hold = state, batch_size, may_hold
         self._reader, self._weighing = state.reader(settings, state), Weighing(settings, state)
@@ -310,13 +311,9 @@ class Round(OpenRound):
     def _accepted(self) -> set[Any]:
         return self._known | self._summed if self._summed else self._known
 
-    def _note_arrivals(self) -> None:
-        if self.attendance.policy.grace:
-            self.attendance.note(self._accepted, self._rejected)
-
     def _require_enough(self) -> None:
         """Raise RoundError if the round has fewer accepted clients than its policy requires."""
-        count, needed = len(self._accepted), self.attendance.policy.min_clients
+        count, needed = len(self._known) + len(self._summed), self.attendance.policy.min_clients
         if count < needed:
             raise RoundError(
                 f"min_clients={needed}: the round has {count} accepted clients, so {needed - count} are missing; add "
@@ -447,8 +444,8 @@ class Round(OpenRound):
             ways = self._add_plain, self._add_new, self._add_one
             return [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
         finally:
-            if self.is_open:
-                self._note_arrivals()
+            if self.attendance.policy.grace and self.is_open:
+                self.attendance.note(self._accepted, self._rejected)
             self._seconds += time.perf_counter() - began
 
     @ieee
@@ -489,7 +486,8 @@ class Round(OpenRound):
         if len(batch):
             self._summed.update(batch.clients)
             self._folded.append(batch)
-        self._note_arrivals()
+        if self.attendance.policy.grace:
+            self.attendance.note(self._accepted, self._rejected)
         return ACCEPTED
 
     @cached_property
@@ -613,7 +611,8 @@ class Round(OpenRound):
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
         try:
-            self.newcomers = newcomers if isinstance(newcomers, Mapping) else listed("newcomers", newcomers)
+            if newcomers or type(newcomers) is not tuple:
+                self.newcomers = newcomers if isinstance(newcomers, Mapping) else listed("newcomers", newcomers)
             self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
@@ -683,7 +682,8 @@ class Round(OpenRound):
         return client
 
     def _require_open(self) -> None:
-        super()._require_open()
+        if not self.is_open:
+            super()._require_open()
         try:
             self._state.require_open_round()
         except FedcoreError:
@@ -719,7 +719,7 @@ class Round(OpenRound):
 
     def _replies(self, keys: Sequence[Any], clients: Sequence[ClientId], before: int) -> list[Reply]:
         """Return the replies to updates that were just held or folded; ``before`` is the number of rejections then."""
-        reply = HELD if self._held or self._undecided or self._count_plain() else ACCEPTED
+        reply = HELD if self._held or self._undecided or self._plain else ACCEPTED
         known = [key in self._known for key in keys]
         if all(known):
             return [reply] * len(known)
@@ -806,7 +806,7 @@ class Round(OpenRound):
         """Add updates and return the replies, if all are flat float32 models; else return None."""
         if self._plain is None or self._journal is not None:
             return None
-        before, reading, found, held = len(self._rejected), begin("read", self._state), None, len(self._plain)
+        reading, found, held = begin("read", self._state), None, len(self._plain)
         examples = ANY_EXAMPLES  # by claims, all updates of a round must have examples, or none
         if self._by_claims:
             examples = int(self._has_examples) if self._known or self._summed else SAME_EXAMPLES
@@ -828,6 +828,7 @@ class Round(OpenRound):
                 reading.end((), counts=found is not None)
         if waits and len(self._plain) + sum(map(len, self._held)) < self._most_plain:
             return [HELD] * len(keys)
+        before = len(self._rejected)
         self._read_plain()
         if self._keeps_vectors and self._held:
             self._own(self._held[-1], is_safe=waits)
@@ -857,12 +858,9 @@ class Round(OpenRound):
                 if key not in self._known:
                     self._ids.drop(key)
 
-    def _count_plain(self) -> int:
-        return 0 if self._plain is None else len(self._plain)
-
     def _read_plain(self) -> None:
         """Read the held plain updates into a batch; reject those that the caller has changed since."""
-        if not self._count_plain():
+        if not self._plain:
             return
         try:
             columns = self._plain.take()
@@ -964,7 +962,8 @@ class Round(OpenRound):
         with span("round", state):
             report, most_steps = self._finish()
         # Outside the lock, so that a log handler may read the round.
-        warn_if_capped(report.round, self._weighing.lowered, most_steps, self._logger)
+        if self._weighing.lowered or most_steps is not None:
+            warn_if_capped(report.round, self._weighing.lowered, most_steps, self._logger)
         state.waiting.log(report.waiting_for, state, self._logger)
         self._announce(report)
         return report
@@ -985,7 +984,7 @@ class Round(OpenRound):
                 if self._is_ending:
                     raise RoundError("round: a signal handler aborted it before it was finished")
                 rejected = tuple(self._rejected.listed)
-                ids = self._ids.after(self._number, self._settings.max_staleness, self._known)
+                ids = self._ids.after(self._number, self._settings.policy.max_staleness, self._known)
                 if step is None:
                     norms = self._validator.remembered() | ids
                     prepared, found = self._state.take_step(self, result, batch, norms, rejected)
@@ -1001,19 +1000,20 @@ class Round(OpenRound):
                 self._abort()
             else:
                 self._release()
-        self._empty_journal()
+        if self._journal is not None:
+            self._empty_journal()
         return self.report, prepared.most_steps
 
     def _step_by_mean(self) -> tuple[PreparedStep, Diagnostics] | None:
         """Return the step along the mean of the held updates, if the round needs no more; None for other rounds."""
         state, holds_all = self._state, not (self._held or self._undecided or self._folded or self._summed)
-        if not (self._settings.steps_by_mean and holds_all and self._count_plain()):
+        if not (self._settings.steps_by_mean and holds_all and self._plain):
             return None
         if state.upload is not None or state.newcomers.population is not None:
             return None
         self._read_plain()
         vectors = (batch := self._held[0]).vectors  # tensors are measured one by one
-        if not len(batch) or list in map(type, vectors) or len(self._known) < self.attendance.policy.min_clients:
+        if not vectors or list in map(type, vectors) or len(self._known) < self.attendance.policy.min_clients:
             return None
         self._weigh(batch)
         if (step := state.step_by_mean(batch)) is not None:

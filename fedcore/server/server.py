@@ -904,10 +904,9 @@ class Server(Represented, Unpicklable):
             return opened.finish()
 
     def _attendance(self, expected: Iterable[ClientId] | None = None) -> Attendance:
-        round, asked = self._asked or (-1, ())
-        if expected is not None:
-            return Attendance(self.policy, expected, is_final=True)
-        return Attendance(self.policy, asked if round == self.round_number else None)
+        if expected is None and self._asked is not None and self._asked[0] == self.round_number:
+            return Attendance(self._backend.settings.policy, self._asked[1])
+        return Attendance(self._backend.settings.policy, expected, is_final=expected is not None)
 
     def require_partial_sums(self, *, has_noise: bool = False) -> None:
         """Raise RangeError if rounds cannot add partial sums, or with ``has_noise`` masked sums of ``PrivateMean``.
@@ -932,7 +931,7 @@ class Server(Represented, Unpicklable):
     ) -> Round:
         options: dict[str, Any] = {"attendance": self._attendance(expected), "callbacks": self.callbacks}
         make = partial(kind, self._backend, batch_size=batch_size, may_hold=may_hold, **options)
-        opened = self._round_lock.open(self.round_number, make)
+        opened = self._round_lock.open(self._backend.round_number, make)
         try:
             self._start_round(opened, newcomers)
         except BaseException:
@@ -946,7 +945,7 @@ class Server(Represented, Unpicklable):
             self._journal.close()
             remove(self._journal.path)
             self._journal = None
-        elif self._journal is None and self.settings.journal and self._journal_at is not None:
+        elif self._journal is None and self._journal_at is not None and self.settings.journal:
             self._open_journal()
         if (journal := self._journal) is None:
             opened.start(given)

@@ -204,9 +204,7 @@ class Newcomers:
 
     def admit(self, clients: Sequence[ClientId], sizes: list[int] | None, now: Snapshot) -> None:
         """Register them for the open round: all, or none if an id is invalid or registered already."""
-        self.before, self.share_of_total = len(self._store.registry), 1.0
-        if not clients:
-            return
+        self.before = len(self._store.registry)
         with uninterrupted():
             self.ids, self._sizes = list(map(canonical, clients)), sizes  # before any error, for ``forget``
             try:
@@ -236,7 +234,7 @@ class Newcomers:
         """Remove the newcomers that are not committed."""
         if self.ids:
             self._store.rollback()
-        self.ids, self._sizes, self.population = [], None, None
+        self.ids, self._sizes, self.population, self.share_of_total = [], None, None, 1.0
 
     def _joined(self, now: Snapshot, clients: Sequence[ClientId], sizes: list[int] | None) -> Population:
         if not clients:
@@ -315,6 +313,7 @@ class State:
         layout, algorithm, device = settings.layout, settings.algorithm, settings.device
         n, p = layout.n, layout.n_parameters
         self.settings, self.snapshot, self.store = settings, snapshot, store
+        self.holds_files = store.medium == "mmap"  # no cached property, which would slow down all attributes
         self.reducer = Reducer(has_buffers=n > p) if reducer is None else reducer
         vectors = BufferPool(n, most=2, device=device)
         self._sum = Sum(settings, store, self.reducer, vectors)
@@ -373,18 +372,14 @@ class State:
         return self.snapshot.transactions
 
     @property
-    def holds_files(self) -> bool:
-        """Whether the store has open files."""
-        return self.store.medium == "mmap"
-
-    @property
     def folder(self) -> Path | None:
         """The server's folder, if it has one."""
         return self.store.path
 
     def require_open_round(self) -> None:
         """Raise an error if the open round cannot go on: the store is closed, or a file was cut short."""
-        self.store.require_files()
+        if self.holds_files:
+            self.store.require_files()
 
     def first_not_finite(self, y: Any) -> str | None:
         """Return the name of the first tensor of an update's vector with a NaN or infinity, or None."""
@@ -456,9 +451,10 @@ class State:
 
     def as_sent(self, x: F32) -> F32:
         """Return ``as_sent`` of a model, which is kept until the step or the next model."""
+        if not (layout := self.settings.layout).narrow:
+            return x
         if self._sent is None or self._sent[0] is not x:
-            layout = self.settings.layout
-            self._sent = x, as_sent(layout, x, self.model.vectors.get() if layout.narrow else None)
+            self._sent = x, as_sent(layout, x, self.model.vectors.get())
         return self._sent[1]
 
     def keeps_journal(self, on: bool) -> None:
@@ -467,7 +463,7 @@ class State:
 
     def begin(self, newcomers: NewClients) -> Sum:
         """Begin a round in which these clients may join, and return its sums."""
-        self.store.require_files()
+        self.require_open_round()
         self.abandon()
         settings = self.settings
         if self._nonnegative is not settings.nonnegative:  # the limits were changed
@@ -484,11 +480,10 @@ class State:
         return self._sum
 
     def _admit(self, newcomers: NewClients) -> None:
-        sizes = None
         if ids := list(newcomers):
             given = newcomers if isinstance(newcomers, Mapping) else None
             sizes = checked_sizes(ids, given, sized=self.is_sized(given is not None))
-        self.newcomers.admit(ids, sizes, self.snapshot)
+            self.newcomers.admit(ids, sizes, self.snapshot)
 
     def start_from(self, x: F32, round: int) -> None:
         """Start an edge's round of this number, from the model of the upper server."""
@@ -505,7 +500,8 @@ class State:
 
     def abandon(self) -> None:
         """Discard what an unfinished round has staged, its newcomers, and the directions that the last one read."""
-        self.newcomers.forget()
+        if self.newcomers.ids:
+            self.newcomers.forget()
         self.store.discard()
         self._sum.forget()
 
@@ -573,7 +569,7 @@ class State:
             S=len(batch),
             weighed=int(np.count_nonzero(batch.weights)),
             # c = T / N was sent before newcomers were registered
-            N=max(1, self.newcomers.before) if algorithm.direction.from_mean else N,
+            N=max(1, self.newcomers.before if self.newcomers.ids else N) if algorithm.direction.from_mean else N,
             devices=N + len(population.included) + population.unnamed,
             W=result.W * share,
             rows=len(self.store) + rounds.count(None),
@@ -732,14 +728,15 @@ class State:
             folding.end((*read, A))
         if A is None:
             return None
-        x, v = model.vectors.get(), model.v()
-        with span("step", None, (A, now.x, v, x)):
-            v_square, x_square = kernels.server_step(
-                A, None, now.x, v_of=Linear(1 / W), gamma=gamma, v=v, total_out=None, x_out=x
-            )
+        x, v, stepping = model.new_x(), model.v(), begin("step")
+        v_square, x_square = core.server_step(
+            A, None, now.x, v_of=Linear(1 / W), gamma=gamma, v=v, total_out=None, x_out=x
+        )
+        if stepping:
+            stepping.end((A, now.x, v, x))
         if not math.isfinite(x_square):
             return None
-        freeze(x)
+        x.setflags(write=False)
         number, transactions = now.round_number + 1, now.transactions + 1
         after = now._replace(
             x=x, x_prev=x, momentum=v, gamma=gamma, norms={}, changed={}, round_number=number, transactions=transactions
@@ -778,7 +775,8 @@ class State:
         Raise StoreError if the store could not write the round; nothing has changed then.
         """
         self.become(after, self.snapshot.round_number, facts)
-        self.newcomers.forget()  # the remaining ones are registered now
+        if self.newcomers.ids:
+            self.newcomers.forget()  # the remaining ones are registered now
 
     def become(self, after: Snapshot, round: int, facts: Document | None) -> None:
         """Commit a snapshot and the staged rows; after the store's commit, memory is updated even on errors.
@@ -786,7 +784,7 @@ class State:
         ``facts`` are those of the change for its audit document; only a server with an audit needs them.
         """
         before, commits, model = self.snapshot, self.store.commits, self.model
-        after, documents = self._documented(after, facts)
+        after, documents = (after, ()) if facts is None else self._documented(after, facts)
         spare_v = model.spare_v
         if after.momentum is not before.momentum:
             # Rows may refer to the old v, so it is not reused. Allocated here: after the commit, nothing may fail.
@@ -807,7 +805,7 @@ class State:
 
     def refer_to_disk(self) -> None:
         """Replace the snapshot's vectors by those in the files, which do not take memory."""
-        if self.store.medium == "mmap":
+        if self.holds_files:
             with suppress(StoreError, MemoryError):  # on failure, the snapshot stays unchanged
                 self.snapshot = self.snapshot.on_disk(self.store)
 
@@ -852,7 +850,7 @@ class State:
 
     def keep(self, after: Snapshot, round: int, documents: Documents = ()) -> None:
         """Commit the staged rows and the changed clients; with files, also the snapshot."""
-        if self.store.medium == "mmap":
+        if self.holds_files:
             self.store.commit(round, self._vectors(after), self.to_state(after), documents=documents)
         elif self.settings.algorithm.keeps_rows or self.store.is_ahead or documents:
             self.store.commit(round, documents=documents)

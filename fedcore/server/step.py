@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, takewhile
 from typing import Any, NamedTuple
 
@@ -693,12 +694,10 @@ def step_length(settings: Settings, now: Snapshot, cohort: Cohort, gamma_of_step
 
 def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
     """Return gamma if it does not depend on updates: the server's or optimizer's rate, or 1 for averaged models."""
-    number = now.round_number - now.idle
     if settings.server_lr is not None:
-        return rate_at(settings.server_lr, number)
-    if (gamma := optimizers.rate_of(settings.optimizer, number)) is not None:
-        return float(gamma)
-    return 1.0 if settings.averages_models else None
+        return rate_at(settings.server_lr, now.round_number - now.idle)
+    gamma = None if settings.optimizer is None else optimizers.rate_of(settings.optimizer, now.round_number - now.idle)
+    return float(gamma) if gamma is not None else 1.0 if settings.averages_models else None
 
 
 def usual_distance(settings: Settings, now: Snapshot) -> float:
@@ -733,6 +732,7 @@ class ModelStep:
     Attributes:
         buffers: the float buffers that must not become negative.
         vectors: the pool for x, and for v of a large model.
+        new_x: returns memory for x; small memory is faster from the system than from the pool.
         directions: the pool for v, if rows refer to it later.
         spare_v, spare_total, spare_exact: the outputs of the next step: float32[n_parameters], float64[n_parameters],
             and an exact sum; None if the method does not keep it. A commit replaces them by the previous snapshot's
@@ -745,6 +745,8 @@ class ModelStep:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
         self._settings, self.buffers, self._reducer = settings, buffers, reducer
         self.vectors, self._moments = vectors, BufferPool(p, most=2, device=device)
+        pooled = n > 1 << 14 or vectors.is_in_files or device != CPU
+        self.new_x: Any = vectors.get if pooled else partial(np.empty, n, np.float32)
         self.directions = BufferPool(p, device=device)
         self.is_large = n >= LARGE and not settings.algorithm.keeps_history
         self.spare_v: F32 | None = None if self.is_large else empty(p, device=device)
@@ -768,7 +770,7 @@ class ModelStep:
         Raise DivergedError if x would become infinite or NaN; its message names the longest update of ``batch``.
         """
         p, optimizer = self._settings.layout.n_parameters, self._settings.optimizer
-        x = self.vectors.get()  # a new array: clients may still train on the old x
+        x = self.new_x()  # a new array: clients may still train on the old x
         room = self._reducer.room(p, 2)
         total_of, changes = step.T, result.B
         if result.plain is not None and step.T.A:

@@ -358,7 +358,7 @@ class CountedIds:
 
     def after(self, round: int, most: int, known: Collection[Any]) -> dict[str, Any]:
         """Return the vector after a round by its name: the ids of it and of ``most - 1`` rounds before; {} without."""
-        own = [id for id, key in self._keys.items() if key in known]
+        own = [id for id, key in self._keys.items() if key in known] if self._keys else []
         if not own and self._stored is None:
             return {}
         first = max(self.first, round + 1 - most)

@@ -24,7 +24,7 @@ from fedcore.options import Limits, Settings
 from fedcore.rules import Chain, Group
 from fedcore.rules.base import Weights
 from fedcore.rules.windows import FEW, PARTS, ClaimWindow, NormWindow, as_float32, least_logged
-from fedcore.server.aggregation import COUNTED, LONGEST, NO_COUNT, WEIGHTED, Counters, Lengths, UpdateBatch
+from fedcore.server.aggregation import COUNTED, LONGEST, NO_COUNT, UNKNOWN, WEIGHTED, Counters, Lengths, UpdateBatch
 from fedcore.server.update import (
     Kind,
     Update,
@@ -174,6 +174,7 @@ class Buffers:
         stops = list(accumulate((piece.stop - piece.start for _, piece in self._pieces), initial=0))
         self._adjacent = [slice(*ends) for ends in pairwise(stops)]
         self._gathered = None if device == CPU else BufferPool(stops[-1], device=device)
+        self.ranges = [(piece.start, piece.stop) for _, piece in self._pieces]  # of the buffers in a flat model
 
     def check(self, y: Any, base: F32 | None) -> None:
         """Raise RangeError if a model y, or a difference y from ``base``, makes one of the buffers negative."""
@@ -203,11 +204,6 @@ class Buffers:
                 kernels.weighted_sum_segments([[part]], [1.0], [gathered[at]])
         host = to_host(gathered)
         return [host[at] for at in self._adjacent]
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """The start and stop of each buffer in a flat model."""
-        return [(piece.start, piece.stop) for _, piece in self._pieces]
 
     def clip(self, x: F32) -> None:
         """Replace buffers of x, float32[n], that rounding made negative by zeros."""
@@ -525,7 +521,7 @@ class Weighing:
     @property
     def reads_examples(self) -> bool:
         """Whether weights depend on examples that the server cannot check, so that all updates or none report them."""
-        return self._algorithm.weighs_claims and not (self._state.population.is_sized or self._counts_none)
+        return self._algorithm.weighs_claims and not (self._counts_none or self._state.population.sizes)
 
     def known_at_most(self, batch: UpdateBatch) -> F64:
         """Return the updates' examples, float64[k]; with client sizes at most n_k, which is also the default."""
@@ -540,7 +536,7 @@ class Weighing:
         """Cap the updates' examples at the client sizes if the server has them; some rules count none."""
         if self._counts_none:
             batch.claims = replace(batch.claims, examples=np.ones(len(batch)))
-        elif self._state.population.is_sized:
+        elif self._state.population.sizes:
             self.count_examples(batch, self.known_at_most(batch))
 
     def count_examples(self, batch: UpdateBatch, examples: F64) -> None:
@@ -556,14 +552,13 @@ class Weighing:
 
     def weigh(self, batch: UpdateBatch) -> None:
         """Set the updates' weights by their claims, shares and ages."""
-        number, population = self._state.snapshot.round_number, self._state.population
-        registry, clients, claims, algorithm = self._state.registry, batch.clients, batch.claims, self._algorithm
-        shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
-        cutoff = algorithm.cutoff
-        intervals = None if cutoff is None else population.intervals(registry, clients, number, cutoff)
-        absences = number + 1.0 - batch.starts if algorithm.own_starts else None
-        known = shares is claims.shares and ages is claims.ages and intervals is claims.intervals
-        if claims.clients is not clients or absences is not claims.absences or not known:
+        population, clients, claims, algorithm = self._state.population, batch.clients, batch.claims, self._algorithm
+        cutoff, depends = algorithm.cutoff, population.sizes or population.arrived or algorithm.own_starts
+        if claims.clients is not clients or cutoff is not None or depends:
+            number, registry = self._state.snapshot.round_number, self._state.registry
+            shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
+            intervals = None if cutoff is None else population.intervals(registry, clients, number, cutoff)
+            absences = number + 1.0 - batch.starts if algorithm.own_starts else None
             found = {"shares": shares, "ages": ages, "intervals": intervals, "absences": absences}
             claims = batch.claims = replace(claims, clients=clients, **found)
         try:
@@ -622,8 +617,9 @@ def batch_of(clients: list[ClientId], vectors: list[Any], **columns: Any) -> Upd
     """Return a batch with these columns; others may have their usual values."""
     k = len(clients)
     has_buffers, ones, zeros = usual(k)
-    others: dict[str, Any] = {"has_buffers": has_buffers, "controls": [None] * k, "digests": [None] * k}
-    return UpdateBatch(clients=clients, vectors=vectors, factors=ones, **({"orders": zeros} | others | columns))
+    usually: dict[str, Any] = {"clients": clients, "vectors": vectors, "controls": [None] * k, "digests": [None] * k}
+    usually |= {"factors": ones, "has_buffers": has_buffers, "orders": zeros, "weights": UNKNOWN, "squares": UNKNOWN}
+    return frozen(UpdateBatch, usually | columns)
 
 
 class UpdateReader:
@@ -633,7 +629,6 @@ class UpdateReader:
         self._settings, self._state, self._weights = settings, state, settings.rules.weights
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
-        self._lr, self._names = self._rates.sent(state.round_number), settings.layout.names
 
     def check_claims(self, update: Update) -> Update:
         """Return an update with checked plain numbers; raise RangeError if one is invalid, or its round is missing."""
@@ -700,7 +695,7 @@ class UpdateReader:
 
     def bytes_of(self, update: Update, batch: UpdateBatch | None) -> int:
         """Return the bytes of an update's vectors as sent; if unknown, those of its batch, or 0 without one."""
-        return bytes_sent(update, self._names) or (batch.bytes if batch else 0)
+        return bytes_sent(update, self._settings.layout.names) or (batch.bytes if batch else 0)
 
     def whole(self, vector: Any) -> Any:
         """Return a whole vector of a batch, or None."""
@@ -719,7 +714,7 @@ class UpdateReader:
         return batch_of(
             clients,
             ys,
-            claims=frozen(Claims, steps=steps, examples=examples, counts=ones, clients=clients),
+            claims=frozen(Claims, {"steps": steps, "examples": examples, "counts": ones, "clients": clients}),
             eta_steps=distances,
             bases=bases,
             counters=[NO_COUNTERS] * k,
@@ -738,12 +733,12 @@ class UpdateReader:
         if not settings.reads_at_once:
             return None
         number = state.snapshot.round_number
-        rounds = number, number, number
+        rounds, lr = (number, number, number), rate_at(settings.lr, number)
         if settings.policy.buffer is not None:
             same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_plain_steps
             rounds = self.oldest() if same else number, number, UNNAMED
-        of_lr = limits.max_client_lr is not None, limits.max_client_lr or self._lr
-        numbers = self._lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
+        of_lr = limits.max_client_lr is not None, limits.max_client_lr or lr
+        numbers = lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
         copied = 4 * layout.n * (settings.copies_models and state.upload is None)
         in_parts = copied or (self._cuts and not settings.copies_models)
         form = layout.n, numbers, state.buffers.ranges, layout.parts if in_parts else []

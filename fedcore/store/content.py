@@ -144,10 +144,9 @@ class Rows:
 
     def discard(self) -> None:
         """Discard every staged row. A second call after an interrupt frees no slot twice."""
-        staged, self.staged = self.staged, {}
-        self.dated.clear()
-        self.sums.clear()
-        self.slots.give(staged.values())
+        staged, self.staged, self.dated, self.sums = self.staged, {}, {}, {}
+        if staged:
+            self.slots.give(staged.values())
 
     def accept(self, entries: Entries, written: int, *, trusted: bool = True) -> None:
         """Make these entries the clients' rows. A second call has no further effect."""

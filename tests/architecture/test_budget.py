@@ -18,19 +18,19 @@ BUDGET = {
     "bench": 7_014,
     "csrc": 11_731,
     "tests": 65_062,
-    "fedcore": 2_810,
+    "fedcore": 2_808,
     "fedcore/adapters": 2_839,
     "fedcore/algorithms": 1_281,
     "fedcore/cli": 1_612,
     "fedcore/cluster": 2_252,
     "fedcore/kernels": 505,
-    "fedcore/model": 2_507,
+    "fedcore/model": 2_506,
     "fedcore/server": 7_240,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,
     "fedcore/rules": 781,
-    "fedcore/store": 3_939,
+    "fedcore/store": 3_938,
 }
 
 
