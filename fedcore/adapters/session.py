@@ -120,21 +120,18 @@ def require_known(what: str, options: Iterable[str], known: Iterable[str]) -> No
 
 def beyond_plain_steps(algorithm: Algorithm) -> str | None:
     """Return a clause that names the clients' work besides steps y -= lr grad(y) from the sent model, or None."""
-    if algorithm.rows_at_clients:
-        return "whose clients keep their own rows"
-    if algorithm.looks_ahead:
-        return "whose clients start ahead of the model"
-    if algorithm.own_starts:
-        return "whose clients start from different models"
-    if not algorithm.local_rule.ordinary:
-        return f"whose clients follow the local rule {name_of(algorithm.local_rule)!r}"
-    if algorithm.second_vector is not None:
-        return "whose clients send a second vector"
-    if algorithm.needs_loss:
-        return "whose clients report their losses"
-    if algorithm.direction == Direction(mu=algorithm.direction.mu) != Direction():
-        return "whose clients add a proximal term (with FedAvg, clients can add the term themselves)"
-    return None if algorithm.direction == Direction() else "whose clients add terms to their gradient"
+    rule, is_proximal = algorithm.local_rule, algorithm.direction == Direction(mu=algorithm.direction.mu) != Direction()
+    return (
+        (algorithm.rows_at_clients and "whose clients keep their own rows")
+        or (algorithm.looks_ahead and "whose clients start ahead of the model")
+        or (algorithm.own_starts and "whose clients start from different models")
+        or (not rule.ordinary and f"whose clients follow the local rule {name_of(rule)!r}")
+        or (algorithm.second_vector is not None and "whose clients send a second vector")
+        or (algorithm.needs_loss and "whose clients report their losses")
+        or (is_proximal and "whose clients add a proximal term (with FedAvg, clients can add the term themselves)")
+        or (algorithm.direction != Direction() and "whose clients add terms to their gradient")
+        or None
+    )
 
 
 def with_plain_steps(algorithm: Algorithm | str | Mapping[str, Any], lr: float | Rate | None) -> Algorithm:
@@ -394,6 +391,4 @@ def rejection_line(report: Report) -> str | None:
     >>> rejection_line(Report(3, accepted=("a",), rejected=(("b", "steps: got None"), ("c", "steps: got None"))))
     "round 3: rejected 2 ('b', 'c'), accepted 1: 2 x steps: got None"
     """
-    if not report.rejected:
-        return None
-    return f"round {report.round}: {rejections(report.rejected, len(report.accepted))}"
+    return f"round {report.round}: {rejections(report.rejected, len(report.accepted))}" if report.rejected else None

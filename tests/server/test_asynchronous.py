@@ -69,8 +69,7 @@ def test_fedasync_is_its_definition(law):
     course, data = arrivals(1, 100, 1, 5), Clients(1)
     policy = RoundPolicy(buffer=1, max_staleness=5, discount=discount)
     server = Server(start_of(1), FedAsync(0.7), N, lr=0.1, policy=policy)
-    paper = fedasync(data, start_of(1).astype(np.float64), 0.1, course, 0.7, s)
-    assert follow(server, data, course, paper) < CLOSE
+    assert follow(server, data, course, fedasync(data, start_of(1).astype(np.float64), 0.1, course, 0.7, s)) < CLOSE
     assert not server._backend.snapshot.past  # the difference is to the present x
 
 

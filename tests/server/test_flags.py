@@ -57,8 +57,7 @@ def test_a_flag_takes_no_nan_and_no_sign_of_zero(caplog):
         return {"w": np.zeros(N, np.float32), "min_val": np.float32(value).reshape(())}
 
     made = server(low(np.inf))
-    report = made.round([Update(0, low(np.nan), 1)])
-    assert "min_val: has a NaN" in report.rejected[0][1]
+    assert "min_val: has a NaN" in made.round([Update(0, low(np.nan), 1)]).rejected[0][1]
     made.round([Update(0, low(1), 1), Update(1, low(2), 1)])
     assert made.tensors()["min_val"] == np.inf
     assert "min_val: keeps its value" in caplog.text
@@ -154,8 +153,7 @@ def test_a_vector_and_a_difference_do_not_change_a_flag():
 
 
 def test_private_updates_do_not_change_a_flag():
-    private = server(aggregation=PrivateMean(2.0, 0.5, 3, seed=3))
-    assert not flag_after(private, [True] * 3)
+    assert not flag_after(server(aggregation=PrivateMean(2.0, 0.5, 3, seed=3)), [True] * 3)
 
 
 def test_what_a_module_with_observers_gives_its_server_takes_back():

@@ -89,8 +89,7 @@ def distance(method, seed, course, clients, warm=None):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.sample(1)
 def test_any_cohorts(method, seed):
-    clients = dict(enumerate(Clients(seed).examples))
-    assert distance(method, seed, arbitrary_course(seed), clients) < CLOSE
+    assert distance(method, seed, arbitrary_course(seed), dict(enumerate(Clients(seed).examples))) < CLOSE
 
 
 def test_every_method_is_transcribed():

@@ -101,8 +101,7 @@ def test_an_empty_round_moves_x_by_noise():
 )
 def test_methods_that_take_a_mean(method, options):
     server = server_of(method=method, **options)
-    report = server.round(updates())
-    assert report.privacy == {"rounds": 1, "of": 10, "rate": 0.5, "noise": 1.5, "clip": 2.0}
+    assert server.round(updates()).privacy == {"rounds": 1, "of": 10, "rate": 0.5, "noise": 1.5, "clip": 2.0}
     assert (server.x != 0).all()
 
 

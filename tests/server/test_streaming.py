@@ -107,8 +107,7 @@ def test_buffers_of_bytes_or_float32_are_models():
         np.testing.assert_array_equal(server.x, due)
     wide = np.repeat(due, 2)
     for y in (memoryview(due.view(np.int32)), memoryview(wide)[::2], memoryview(wide), due.tobytes()[1:]):
-        report = server.round([Update(0, y, steps=1)])
-        assert rejected_arguments(report) == [(0, "model")]
+        assert rejected_arguments(server.round([Update(0, y, steps=1)])) == [(0, "model")]
 
 
 def test_at_most_batch_size_kept_updates_are_held():

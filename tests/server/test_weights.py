@@ -92,8 +92,7 @@ def test_in_shards_updates_without_examples_are_rejected():
 
 def test_missing_examples_are_the_known_size():
     server = Server(X0, "FedAvg", {0: 30, 1: 10}, lr=0.1)
-    report = played(server, (0, ONE, {}), (1, THREE, {"examples": 10}))
-    assert report.weights.tolist() == [30, 10]
+    assert played(server, (0, ONE, {}), (1, THREE, {"examples": 10})).weights.tolist() == [30, 10]
 
 
 def test_an_edge_sums_updates_without_examples():
@@ -112,8 +111,7 @@ def test_an_edge_sums_updates_without_examples():
 
 def test_weights_of_single_updates():
     server = Server(X0, "FedAvg", 2, lr=0.1, aggregation=[CapExamples(1)])
-    report = played(server, (0, ONE, {"weight": 0.25}), (1, THREE, {"weight": 0.75}))
-    assert report.weights.tolist() == [0.25, 0.75]
+    assert played(server, (0, ONE, {"weight": 0.25}), (1, THREE, {"weight": 0.75})).weights.tolist() == [0.25, 0.75]
     assert server.x[0] == 2.5
     with server.open_round() as round:
         for weight in (-1, float("nan"), "1", True):

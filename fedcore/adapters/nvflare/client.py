@@ -91,15 +91,15 @@ class Trainer:
         self._previous: FlatModel | None = None
 
     def train(
-        self, received: FLModel, inputs: Any, labels: Any, batches: Iterable[npt.NDArray[np.int64]], **more: Any
+        self, received: FLModel, inputs: Any, labels: Any, batches: Iterable[npt.ArrayLike], **more: Any
     ) -> FLModel:
         """Start from the received model, take a step per minibatch, and return the reply.
 
         Args:
             received: the model that ``flare.receive()`` returned.
             inputs, labels: the client's examples, torch.float32[m, ...] and torch.int64[m].
-            batches: the examples' indices in each minibatch, int64[b]. The local rule ``OneMinibatch`` merges them;
-                ``FullGradient`` requires that each holds all examples.
+            batches: the examples' indices in each minibatch, int64[b]: arrays, tensors or lists. The local rule
+                ``OneMinibatch`` merges them; ``FullGradient`` requires that each holds all examples.
             more: further arguments of ``reply``, such as ``metrics``.
 
         Raises:
@@ -120,7 +120,7 @@ class Trainer:
             previous.module.train()
         loss = mean_loss(self.model, inputs, labels) if work.needs_loss else None
         start = self.model.parameters.numpy().copy() if work.mu else None
-        batches = along(work.local_rule, batches, len(labels))
+        batches = along(work.local_rule, map(np.asarray, batches), len(labels))
         task = replace(work, offset=_reordered(work.offset, work.layout, layout))
         result = sgd(self.model, inputs, labels, batches, task, x=start, previous=previous, options=self._options)
         is_torch = any(hasattr(tensor, "detach") for tensor in received.params.values())

@@ -61,8 +61,7 @@ class SecureController(Controller):
         **kwargs: Any,
     ) -> None:
         super().__init__(algorithm, *args, **kwargs)
-        self.identities, self.colluding = identities, colluding
-        self._lost = 0
+        self.identities, self.colluding, self._lost = identities, colluding, 0
         self._named: set[ClientId] = set()  # the sites that are left out
 
     def _connected(self) -> list[str]:
@@ -95,12 +94,10 @@ class SecureController(Controller):
         fewest = max(2, server.policy.min_clients)
         if len(names) < fewest:
             return None
-        identities = None
-        if self.identities is not None:
-            identities = {name: bytes.fromhex(key) for name, key in self.identities.items()}
+        known = None if self.identities is None else {one: bytes.fromhex(key) for one, key in self.identities.items()}
         _, x, work = _sent(model_of(server, server.broadcast(names, newcomers=names).on_host(), names[0]))
         encoding = Encoding.of(server, clients=len(names), colluding=self.colluding, x=x, work=work)
-        return SecureServer(names, encoding, min_clients=fewest, identities=identities)
+        return SecureServer(names, encoding, min_clients=fewest, identities=known)
 
     def _run_sum(self, server: Server, secure: SecureServer) -> Report | None:
         """Run the phases of a sum and the server's step; return None if the job was aborted."""
@@ -125,8 +122,7 @@ class SecureController(Controller):
             model.meta[SECURE] = message
             take = partial(_receive, secure, turn)
             self.send_model(task_name=self.task_name, data=model, targets=[str(name)], callback=take)
-        deadline = server.policy.deadline
-        end = float("inf") if deadline is None else time.monotonic() + deadline
+        end = time.monotonic() + (float("inf") if server.policy.deadline is None else server.policy.deadline)
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             if time.monotonic() > end:
                 self.cancel_all_tasks()
@@ -151,9 +147,8 @@ def _sent(model: FLModel) -> tuple[Layout, F32, str]:
 def _receive(secure: SecureServer, turn: Any, answer: FLModel) -> None:
     name = answer.meta["client_name"]  # NVFlare sets it to the name of the task's client
     sent: Any = answer.params.get(SECURE) if isinstance(answer.params, Mapping) else None
-    is_bytes = isinstance(sent, np.ndarray) and sent.dtype == np.uint8
     with turn:
-        secure.receive(name, sent.tobytes() if is_bytes else None)
+        secure.receive(name, sent.tobytes() if isinstance(sent, np.ndarray) and sent.dtype == np.uint8 else None)
 
 
 class SecureSite:
@@ -188,8 +183,7 @@ class SecureSite:
         return _message(np.frombuffer(self._client.answer(sent, words, form=Encoding), "u1"), received.current_round)
 
     def _words(self, received: FLModel) -> Any:
-        encoding = self._client.encoding
-        if encoding is None:
+        if (encoding := self._client.encoding) is None:
             raise ArrayError("model: the server did not open this sum")
         layout, x, work = _sent(received)
         update = update_of(0, self._train(received), counts_steps=encoding.eta is not None)

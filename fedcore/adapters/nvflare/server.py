@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from itertools import islice
 from threading import RLock
-from typing import Any
+from typing import Any, Self
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
@@ -61,6 +61,23 @@ class Component(session.Job):
 
     NVFlare finds the options in the signature, and in those of the base classes of ``*args`` and ``**kwargs``.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Raise RangeError if a subclass's constructor hides options from NVFlare; let it write those that are given.
+
+        NVFlare leaves out an option that equals the default of a base class, also if the subclass has another default.
+        """
+        known = signature(cls.__init__).parameters
+        given = signature(cls.__init__).bind_partial(None, *args, **kwargs).arguments
+        hidden = [name for name in given if known[name].kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+        if hidden and not {"args", "kwargs"} <= known.keys():
+            raise RangeError(
+                f"{cls.__name__}.__init__: the options in {hidden[0]!r} would be missing in the job, since NVFlare "
+                "finds those of a base class only if the parameters are called *args and **kwargs; use both names"
+            )
+        component = super().__new__(cls)
+        component.__dict__["_always_serialize_args"] = [*given, *kwargs]
+        return component
 
     def __init__(
         self,
@@ -157,12 +174,11 @@ class Controller(Component, ModelController):
     ) -> None:
         super().__init__(algorithm, *args, **{"ignore_result_error": True, **kwargs})
         self.num_rounds, self.num_clients, self.client_sizes = num_rounds, num_clients, client_sizes
-        self.seed, self.task_name = seed, task_name
+        self.seed, self.task_name, self.current_round = seed, task_name, 0
         policy = ServerOptions.from_mapping({"policy": self.policy}).policy
         if policy is not None and policy.max_staleness and policy.buffer is None:
             raise RangeError("policy: the tasks of a round end with it; leave max_staleness out, or set buffer")
         self._require_called_methods()
-        self.current_round = 0
         self._model = FLModel(params={})
         self._open: tuple[Round, set[str]] | None = None
         self._at_work: dict[str, int] = {}  # with a buffer: the sites with a task, and the rounds of their broadcasts
@@ -476,7 +492,11 @@ class Aggregator(Component, ModelAggregator):
         """Start or resume the server before the workflow sends the model, and note the model that it sends."""
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.ROUND_STARTED and self._first_models():
-            self._started()
+            try:
+                self._started()
+            except Exception as error:  # NVFlare only logs an exception of a component's event
+                self.system_panic(f"{type(error).__name__}: {error}", fl_ctx)
+                raise
         if event_type == AppEventType.BEFORE_TRAIN_TASK and self._round is None:
             self._sent = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
             self._num_rounds = self._sent.get_header(AppConstants.NUM_ROUNDS)
@@ -548,16 +568,14 @@ class Aggregator(Component, ModelAggregator):
             metrics.update(metrics_of(model.metrics))
             return update_of(name, model, counts_steps=counts_steps)
 
-        is_accepted = session.add_reply(opened, name, update)
-        if is_accepted:
+        if is_accepted := session.add_reply(opened, name, update):
             self._metrics[name] = metrics
         return is_accepted
 
     def _first_models(self) -> list[dict[str, Any]]:
         """Return the argument ``model`` and the job's first model, as far as they are known."""
         learnable = self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) if self.fl_ctx is not None else None
-        models = [self.model, learnable and learnable[ModelLearnableKey.WEIGHTS]]
-        return [model for model in models if model]
+        return [model for model in (self.model, learnable and learnable[ModelLearnableKey.WEIGHTS]) if model]
 
     def _started(self) -> Server:
         if self.server is None:
@@ -585,10 +603,9 @@ class Aggregator(Component, ModelAggregator):
 
 def _sender(shareable: Shareable, fl_ctx: FLContext) -> Any:
     """Return the sender's name from the client that NVFlare stored in the result, or from the peer's context."""
-    try:
+    client = None
+    with suppress(Exception):  # the headers are malformed
         client = shareable.get_header(ServerCommandKey.FL_CLIENT)
-    except Exception:  # the headers are malformed
-        client = None
     return client.name if isinstance(client, Client) else fl_ctx.get_peer_context().get_identity_name()
 
 
@@ -622,8 +639,7 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
     steps or report a fraction.
     """
     meta = model.meta if isinstance(model.meta, Mapping) else {}
-    own = meta.get(KEY)
-    own = own if isinstance(own, Mapping) else {}
+    own = sent if isinstance(sent := meta.get(KEY), Mapping) else {}
     steps = as_integer(_number(meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)))
     examples = own.get("examples")
     if examples is None:
@@ -640,8 +656,7 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
 
 def _number(value: Any) -> Any:
     """Convert a scalar of any library to a Python number; return other values unchanged."""
-    is_scalar = hasattr(value, "item") and getattr(value, "shape", None) in ((), [])
-    return value.item() if is_scalar else value
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) in ((), []) else value
 
 
 def metrics_of(metrics: Any) -> dict[str, float]:

@@ -121,8 +121,7 @@ def test_steps_are_those_that_appfl_s_trainer_reports(fields, example, tmp_path)
             for client, reply in replies.items():
                 round.add(client, reply, steps=counts[client])
         for client, reply in replies.items():
-            reported = {fields[-1]: 7} | {fields[0]: counts[client]}
-            future = agent.global_update(client, reply, **reported)
+            future = agent.global_update(client, reply, **{fields[-1]: 7} | {fields[0]: counts[client]})
         model = future.result()
     np.testing.assert_array_equal(agent.aggregator.server.x, server.x)
 

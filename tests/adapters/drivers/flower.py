@@ -99,8 +99,7 @@ class Flower(Driver):
 
     def run(self, algorithm, work, *, n=3, rounds=3, x0=MODEL, order=None, lr=LR, **options):
         ids = self.ids(n)
-        how = sizes_by_id(options, ids)
-        strategy = strategy_of(method(algorithm), lr=lr, min_train_nodes=n, **how)
+        strategy = strategy_of(method(algorithm), lr=lr, min_train_nodes=n, **sizes_by_id(options, ids))
         self.strategy = strategy
         grid = ShuffledGrid({node: (self._app(i, work), {}) for i, node in enumerate(ids)})
         grid.order = order

@@ -97,8 +97,7 @@ class Workflow(Driver):
 
     def _client(self, i, work):
         def client(received):
-            task = order(received)
-            answer = work(received.current_round, i, received.params, task)
+            answer = work(received.current_round, i, received.params, order(received))
             return None if answer is None else Raw(self.message(answer, received.params))
 
         return client

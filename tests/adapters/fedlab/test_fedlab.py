@@ -154,8 +154,7 @@ def managed(uploads, numbers=(4, 6), rounds=2, mode="LOCAL", name="MIFA", **opti
     """A handler after its run, of processes that have so many clients each, all of which are sampled."""
     handler = ServerHandler(net(), rounds, 1.0, name, lr=LR)
     network = LocalNetwork(dict(enumerate(numbers, 1)), dict(enumerate(uploads, 1)))
-    manager = ServerManager(network, handler, mode, **options)
-    manager.run()
+    ServerManager(network, handler, mode, **options).run()
     assert network.closed
     return handler
 

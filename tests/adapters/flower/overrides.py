@@ -245,8 +245,7 @@ class DecayTheRate:
 @override
 class RateOfEachRound:
     def configure_train(self, server_round, arrays, config, grid):
-        own = ConfigRecord({"lr": LR / server_round})
-        return super().configure_train(server_round, arrays, own, grid)
+        return super().configure_train(server_round, arrays, ConfigRecord({"lr": LR / server_round}), grid)
 
 
 @override
@@ -678,9 +677,7 @@ def outcome(theirs, ours):
                 return f"{name} in round {number}: {ours['train'][number].get(name)}, not {due[name]}"
     if len(ours["models"]) != len(theirs["models"]) or not np.isfinite(ours["models"]).all():
         return "models"
-    if (np.abs(ours["arrays"] - flat_model()) < 1e-4).all():
-        return "the model did not move"
-    return "works"
+    return "the model did not move" if (np.abs(ours["arrays"] - flat_model()) < 1e-4).all() else "works"
 
 
 def flat_model():

@@ -46,8 +46,7 @@ def run_in(dtype, targets, rounds=5, method="MIFA"):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_a_model_in_another_float_dtype(dtype):
-    targets = RNG.normal(size=(3, 4, 3)).astype(np.float32)
-    strategy, result, oracle = run_in(dtype, targets)
+    strategy, result, oracle = run_in(dtype, RNG.normal(size=(3, 4, 3)).astype(np.float32))
     # A y on the border of two of the dtype's numbers may be rounded to the other.
     apart = float(ml_dtypes.finfo(dtype).eps) if np.dtype(dtype).itemsize == 2 else 1e-6
     np.testing.assert_allclose(strategy.server.x, oracle.x, rtol=apart, atol=apart)

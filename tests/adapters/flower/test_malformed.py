@@ -56,8 +56,7 @@ def test_evaluations_and_sizes_that_are_none_are_left_out_by_node():
     assert {node: sizes[node] for node in HONEST} == dict.fromkeys(HONEST, 5)
     strategy = flower.FedAvg(min_evaluate_nodes=len(nodes), min_available_nodes=1, fraction_train=0.0)
     asked = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid)
-    mean = strategy.aggregate_evaluate(1, grid.send_and_receive(asked))
-    assert math.isfinite(mean["loss"])
+    assert math.isfinite(strategy.aggregate_evaluate(1, grid.send_and_receive(asked))["loss"])
     left_out = {node for node, _ in strategy.left_out}
     assert left_out < {*LIARS}
     assert all(len(reason) <= 500 for _, reason in strategy.left_out)
@@ -67,8 +66,7 @@ def test_evaluations_and_sizes_that_are_none_are_left_out_by_node():
 def test_a_message_that_cannot_be_read_is_left_out(odd):
     grid = answers({node: content_of(valid(node)) for node in HONEST})
     strategy = flower.FedAvg(lr=0.1, fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
-    asked = strategy.configure_train(1, INITIAL, ConfigRecord(), grid)
-    came = list(grid.send_and_receive(asked))
+    came = list(grid.send_and_receive(strategy.configure_train(1, INITIAL, ConfigRecord(), grid)))
     nodes = [message.metadata.src_node_id for message in came]
     came[0].__dict__["_content"] = odd()
     came.append(Message(Error(2, "why"), reply_to=came[1]))

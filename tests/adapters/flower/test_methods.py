@@ -47,8 +47,7 @@ def test_with_failing_nodes_and_one_that_joins(method):
 
 def test_messages_share_what_is_the_same_for_all():
     server = Server(np.zeros(3, np.float32), "FedAvgM", clients=[1, 2], lr=0.5)
-    sent = instructions(server.broadcast([1, 2]), ArrayRecord(), ConfigRecord(), "arrays", "config")
-    (_, one), (_, other) = sent
+    (_, one), (_, other) = instructions(server.broadcast([1, 2]), ArrayRecord(), ConfigRecord(), "arrays", "config")
     assert one["arrays"] is other["arrays"]
     assert one["fedcore.offset"] is other["fedcore.offset"]
 

@@ -32,8 +32,7 @@ def same(read, record):
 
 
 def test_the_first_and_the_next_replies_are_read_in_the_same_way():
-    first = record_of(model())
-    wire = Wire.of(first)
+    wire = Wire.of(record_of(model()))
     for _ in range(3):
         record = record_of(model())
         same(wire.read(record), record)

@@ -74,8 +74,7 @@ def test_float64_and_fortran_order_count():
         arrays["0.weight"] = Array(np.asfortranarray(arrays["0.weight"].numpy()).astype(np.float64))
 
     strategy, _ = run("MimiC", make_grid(spoil), 2)
-    expected = simulate("MimiC", {}, 2 * [ORDER])
-    np.testing.assert_array_equal(strategy.server.x, expected.x)
+    np.testing.assert_array_equal(strategy.server.x, simulate("MimiC", {}, 2 * [ORDER]).x)
 
 
 def test_nodes_report_their_examples_to_a_query_also_in_a_later_round():

@@ -25,9 +25,7 @@ def grid_of(phantoms):
     real = grid._reply
 
     def reply(message, node):
-        if node in phantoms and message.metadata.message_type == "train":
-            return None
-        return real(message, node)
+        return None if node in phantoms and message.metadata.message_type == "train" else real(message, node)
 
     grid._reply = reply
     pull = grid.pull_messages

@@ -10,6 +10,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 
@@ -43,6 +44,15 @@ def test_the_job_s_model_is_the_first_one_and_its_log_names_rejected_sites(caplo
     server.round([Update(NAMES[0], answer(NAMES[0], 0).params, 5)])
     np.testing.assert_array_equal(aggregator.server.x, server.x)
     assert "round 0: rejected 1 ('site-1'), accepted 1" in caplog.text
+
+
+def test_an_error_of_the_first_round_s_start_ends_the_job_with_its_reason():
+    """NVFlare's ScatterAndGather would go on, since NVFlare only logs an exception of an event."""
+    aggregator, reasons = Aggregator("MIFA", model=x0(), aggregation="Median"), []
+    aggregator.system_panic = lambda reason, fl_ctx: reasons.append(reason[:23])
+    with pytest.raises(errors.RangeError, match="Median"):
+        aggregator.handle_event(AppEventType.ROUND_STARTED, FLContext())
+    assert reasons == ["RangeError: aggregation"]
 
 
 def test_calls_in_the_wrong_order_are_errors():

@@ -1,4 +1,5 @@
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils.class_utils import get_component_init_parameters
 from nvflare.fuel.utils.component_builder import ComponentBuilder
+from nvflare.job_config.fed_job_config import FedJobConfig
 
 from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, errors
 from fedcore.adapters.nvflare import Aggregator, Controller, SecureController, Trainer, order, reply
@@ -54,8 +56,7 @@ def test_every_method_equals_fedcore_s_own_simulation(name):
     np.testing.assert_array_equal(controller.server.x, due.x)
     for client, site in enumerate(NAMES):
         np.testing.assert_array_equal(controller.server.store.read(site), due.store.read(client))
-    saved = controller.saved[-1].params
-    np.testing.assert_array_equal(due.layout.flatten(saved), due.x)
+    np.testing.assert_array_equal(due.layout.flatten(controller.saved[-1].params), due.x)
 
 
 @pytest.mark.parametrize("kind", [Aggregator, Controller])
@@ -341,6 +342,25 @@ def test_nvflare_builds_a_component_from_the_json_of_its_attributes(component, t
     assert [rule.ratio for rule in options.aggregation if isinstance(rule, RejectLong)] == [30]
     with pytest.raises(ValueError, match="instantiate"):
         Builder().build_component({**config, "args": {"storage": mappings["storage"]}})
+
+
+class Hiding(Aggregator):
+    def __init__(self, algorithm="FedAvg", **options):
+        super().__init__(algorithm, **options)
+
+
+class Slower(Controller):
+    def __init__(self, *args, lr=0.01, **kwargs):
+        super().__init__(*args, lr=lr, **kwargs)
+
+
+def test_nvflare_s_job_has_the_options_of_a_subclass_or_there_is_an_error(tmp_path):
+    write = FedJobConfig("job", 1)._get_args
+    assert write(Hiding("MIFA"), str(tmp_path))["algorithm"] == "MIFA"
+    with pytest.raises(errors.RangeError, match=r"^Hiding\b.*'options'.*\*args and \*\*kwargs"):
+        Hiding("MIFA", lr=0.2)
+    assert write(Slower("MIFA", lr=0.1), str(tmp_path))["lr"] == 0.1  # the default of Controller, and not of Slower
+    assert deepcopy(Slower("MIFA")).lr == 0.01
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,7 @@ def test_a_run_of_its_own_that_calls_the_controller_s_sum_is_told_of_the_aggrega
 
 
 def test_a_second_job_continues_from_the_folder_s_model_or_says_why_not(tmp_path):
-    whole = Federation(workflow("aggregator"))
-    whole.run()
+    Federation(workflow("aggregator")).run()
     for _ in range(2):
         federation = Federation(made("aggregator", num_rounds=2, storage=str(tmp_path / "rows")))
         federation.run()

@@ -24,8 +24,8 @@ def received(algorithm, change=lambda terms: None):
     return seen[0]
 
 
-def train(model, options=None, size=6):
-    batches = [np.arange(start, start + size) for start in range(0, 6, size)]
+def train(model, options=None, size=6, kind=np.asarray):
+    batches = [kind(np.arange(start, start + size)) for start in range(0, 6, size)]
     return Trainer(torch.nn.Linear(2, 3), options).train(model, INPUTS, LABELS, batches)
 
 
@@ -43,6 +43,13 @@ def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(op
 def test_the_trainer_refuses_to_keep_rows(algorithm):
     with pytest.raises(errors.RangeError, match=r"^keeps_row\b"):
         train(received(algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", LocalDescent(full_gradient=True), MBSTORM()], ids=str)
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.ndarray.tolist], ids=["tensors", "lists"])
+def test_minibatches_may_be_tensors_or_lists(algorithm, kind):
+    expected, found = train(received(algorithm)), train(received(algorithm), kind=kind)
+    np.testing.assert_array_equal(found.params["weight"], expected.params["weight"])
 
 
 def test_the_full_gradient_is_of_all_examples():

@@ -48,8 +48,7 @@ def test_scaffold_reaches_the_optimum_on_our_storage(scaffold, tmp_path, medium,
 
 def test_pfl_s_scaffold_without_the_correction_does_not(scaffold):
     for gradients in (True, False):
-        w = scaffold(20, ClientStoreUserState(), gradients=gradients, corrected=False)
-        assert not abs(w - OPTIMUM) < 0.1
+        assert not abs(scaffold(20, ClientStoreUserState(), gradients=gradients, corrected=False) - OPTIMUM) < 0.1
 
 
 def test_the_method_must_be_a_postprocessor_too():
