@@ -19,7 +19,7 @@ BUDGET = {
     "csrc": 11_731,
     "tests": 65_062,
     "fedcore": 2_808,
-    "fedcore/adapters": 2_838,
+    "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_281,
     "fedcore/cli": 1_612,
     "fedcore/cluster": 2_252,

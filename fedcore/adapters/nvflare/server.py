@@ -62,6 +62,10 @@ class Component(session.Job):
     NVFlare finds the options in the signature, and in those of the base classes of ``*args`` and ``**kwargs``.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__signature__ = signature(partial(cls.__init__, None))  # type: ignore  # otherwise that of ``__new__``
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Raise RangeError if a subclass's constructor hides options from NVFlare; let it write those that are given.
 
@@ -95,18 +99,17 @@ class Component(session.Job):
         abort_after: int | None = 3,
         **kwargs: Any,
     ) -> None:
-        known = {name for kind in type(self).__mro__ for name in signature(kind).parameters}
-        session.require_known(type(self).__name__, kwargs, known - {"args", "kwargs"})
+        known = {name for kind in type(self).__mro__ for name in signature(kind.__init__).parameters}  # type: ignore[misc]
+        session.require_known(type(self).__name__, kwargs, known - {"self", "args", "kwargs"})
         super().__init__(**kwargs)
         as_optimizer(optimizer)
         session.require_rate_of_rounds(lr)
         if isinstance(algorithm, str):
             named(algorithm)
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
-        self.aggregation, self.storage = _marked(aggregation), _marked(storage)
-        self.limits, self.compute = limits, compute
-        self.policy, self.callbacks, self.parts, self.abort_after = policy, callbacks, parts, abort_after
-        self._rejected_rounds = session.RejectedRounds(abort_after)
+        self.aggregation, self.storage, self.parts = _marked(aggregation), _marked(storage), parts
+        self.limits, self.compute, self.policy, self.callbacks = limits, compute, policy, callbacks
+        self.abort_after, self._rejected_rounds = abort_after, session.RejectedRounds(abort_after)
         ServerOptions.from_mapping({"limits": limits, "policy": policy})  # the others need the server's machine
         self.server: Server | None = None
         self.reports: list[Report] = []
