@@ -22,8 +22,8 @@ def test_parameters_then_buffers_and_counters_outside():
 
 def test_buffers_of_a_mapping_are_found_by_pattern():
     mapping = {"w": np.zeros(2, np.float32), "ema": np.zeros(3, np.float32)}
-    assert Layout.of(mapping).n_parameters == 5
-    assert Layout.of(mapping, buffers=["ema"]).n_parameters == 2
+    assert (Layout.of(mapping).n_parameters, Layout.of(mapping, buffers=["ema"]).n_parameters) == (5, 2)
+    assert Layout.of(steps := {"steps": np.array(3)}).flatten(steps).shape == (0,)
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=5))

@@ -261,7 +261,7 @@ def finish(server: Server, round: Round, log: Callable[[str], Any], errors: Any 
     try:
         return round.finish()
     except errors as error:
-        round.abort(keep=True)
+        round.abort(keep=isinstance(error, RoundError))  # in a journal: the next round starts with those that count
         log(f"the model stays: {error}")
         lost = [] if isinstance(error, RoundError) else [(client, str(error)) for client in round.clients]
         return Report(server.round_number, () if lost else round.clients, (*round.rejected, *lost))

@@ -360,7 +360,7 @@ class Layout(Represented):
         elif out.shape != (self.n,):
             raise ShapeError(f"out: expected float32[{self.n}], got shape {out.shape}")
         device = device_of(out)
-        if device == CPU and (plain := self._plain(x, self.slices)) is not None:  # the common case
+        if device == CPU and (plain := self._plain(x, self.slices)):  # the common case
             return np.concatenate(plain, out=out)
         self.log_rounded(named := self._check(x))
         for piece in self.slices:

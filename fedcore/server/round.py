@@ -611,7 +611,7 @@ class Round(OpenRound):
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
         try:
-            if newcomers or type(newcomers) is not tuple:
+            if type(newcomers) is not tuple or newcomers:  # an array has no truth value
                 self.newcomers = newcomers if isinstance(newcomers, Mapping) else listed("newcomers", newcomers)
             self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))

@@ -107,8 +107,8 @@ def test_robust_rules_by_name(place, aggregation):
         place.run("FedAvg", honest, rounds=1, aggregation="medain")
 
 
-def test_a_round_with_too_few_updates_for_a_robust_rule_is_repeated(place):
-    """The first two times, two of three clients send NaN."""
+def test_a_round_with_too_few_updates_for_a_robust_rule_is_repeated(place, tmp_path):
+    """The first two times, two of three clients send NaN. A journal does not keep the update of the third."""
     tries, [first, *_] = [], place.ids(3)
 
     def work(t, i, sent, task):
@@ -118,13 +118,12 @@ def test_a_round_with_too_few_updates_for_a_robust_rule_is_repeated(place):
         return update._replace(value=bad) if i and len(tries) <= 6 else update
 
     how = {"rounds": 4 if place.has_late_replies else 2, "aggregation": ["trimmed-mean"]}  # Flower counts all rounds
-    server, reports, _ = place.run("FedAvg", work, **how)
-    assert tries == [0] * 9 + [1] * 3
-    *lost, one, two = reports
-    assert all("needs at least 3 updates, got 1" in dict(report.rejected)[first] for report in lost)
-    assert [(report.round, len(report.accepted)) for report in (one, two)] == [(0, 3), (1, 3)]
+    for storage in ({"path": str(tmp_path / "run"), "journal": True}, None):
+        server, (*lost, one, two), _ = place.run("FedAvg", work, storage=storage, **how)
+        assert [tries.pop() for _ in tries[:]] == [1] * 3 + [0] * 9
+        assert all("needs at least 3 updates, got 1" in dict(report.rejected)[first] for report in lost)
+        assert [(it.round, len(it.accepted), it.rejected) for it in (one, two)] == [(0, 3, ()), (1, 3, ())]
     assert_same(server, due_server(place, "FedAvg", [one, two], aggregation=["trimmed-mean"]), place.ids(3))
-    tries.clear()
     with pytest.raises(errors.RoundError, match="needs at least 3 updates, got 1"):
         place.run("FedAvg", work, abort_after=2, **how)
 

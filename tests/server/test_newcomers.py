@@ -101,9 +101,9 @@ def test_invalid_newcomers_are_rejected():
         server.open_round(newcomers={"c": 5})
     with pytest.raises(errors.UnknownClientError):
         server.broadcast(["c"])
-    with server.open_round(newcomers=["c"]):
-        pass
-    assert list(server.clients) == ["a", "b"]
+    for newcomers in (["c"], np.array([7, 8]), np.array([])):
+        with server.open_round(newcomers=newcomers):
+            assert list(server.clients) == ["a", "b", *newcomers]
 
 
 def test_a_first_round_without_clients_moves_nothing():
