@@ -492,8 +492,9 @@ class Layout(Represented):
             return None
         listed, forms = [x[piece.name] for piece in pieces], self._forms[pieces is self.slices]
         plain: list[Any] | None = core.read_plain_tensors(listed, *forms)
-        for piece in self.outside if pieces is self.slices and plain is not None else ():
-            check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
+        if plain is not None and pieces is self.slices:
+            for piece in self.outside:
+                check_form(piece.name, x[piece.name], piece.dtype, piece.shape)
         return plain
 
     def tensors(

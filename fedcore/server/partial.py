@@ -249,11 +249,13 @@ class PartialSums:
         return batch, [(client, shorten(reason)) for client, reason in sent.rejected]
 
     def _require_own(self, partial: PartialSum, own: set[ClientId] | None) -> None:
+        if own is None:
+            return
         registry = self._state.registry
         # An unregistered sender may be rejected too: an edge below this one.
         rejected = [client for client, _ in partial.rejected if client in registry]
         for client in (*partial.clients, *rejected):
-            if own is not None and registry.check(client) not in own:
+            if registry.check(client) not in own:
                 raise RangeError(f"clients: {short_repr(client)} is not a client of this edge")
 
     def _checked(self, partial: PartialSum) -> UpdateBatch:

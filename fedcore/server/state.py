@@ -582,7 +582,10 @@ class State:
         norms = {**norms, "steps": window.packed} if window.ratio and len(window) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
-        changes |= {name: one for name in ("center", "ledger") if (one := getattr(result, name)) is not None}
+        if result.center is not None:
+            changes["center"] = result.center
+        if result.ledger is not None:
+            changes["ledger"] = result.ledger
         changes |= self._past(batch, population)
         if algorithm.own_starts:
             result = self._with_starts(result, batch)
