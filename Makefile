@@ -9,8 +9,8 @@ DOCS := $(VENV)/.docs
 STUB := build/stub/fedcore/_core.pyi
 SOURCES := pyproject.toml constraints.txt locks/sim.txt locks/dev.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
 CORES := $(shell nproc)
-# Processes of tests, one more than cores since some tests wait for other processes: each takes up to 1.5 GB.
-WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 + 1 : 16 }')
+# Processes of tests or of mypy: each takes up to a GB.
+WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 : 16 }')
 LEVELS := native
 # A test that takes longer hangs: its process shows where and ends, and pytest-xdist names the test.
 LONGEST := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
@@ -42,7 +42,8 @@ quickstart: $(SIMULATOR)
 tutorials: $(SIMULATOR)
 	@for each in docs/tutorials/*.py; do MPLBACKEND=agg $(BIN)/python $$each || exit 1; done
 
-## make test          install the rest (every framework and linter), then run all tests, and lint beside them
+## make test          install the rest (every framework and linter), then run all tests, one process a core, and lint
+##                    beside them
 test: $(INSTALLED)
 	@mkdir -p build; $(MAKE) lint >build/lint.log 2>&1 & lint=$$!; \
 		$(TESTS); tests=$$?; \
@@ -96,7 +97,7 @@ lint: $(STUB)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
-	$(BIN)/mypy --num-workers $(CORES)
+	$(BIN)/mypy --num-workers $(WORKERS)
 	@diff fedcore/_core.pyi $(STUB) || { echo "fedcore/_core.pyi is not that of the native module: make stub"; exit 1; }
 
 ## make stub          write fedcore/_core.pyi, the types of the native module, from its signatures
