@@ -20,7 +20,7 @@ RULES = {"cap_steps": CapSteps, "cap_examples": CapExamples, "reject_long": Reje
 
 
 def in_threads(work, *arguments):
-    """Call a function with each tuple of arguments, as ``map`` does, in a thread of its own; wait for all."""
+    """Call a function with each tuple of arguments, as ``map`` does, in one thread each; wait for all."""
     calls = enumerate(zip(*arguments, strict=True))
     threads = [threading.Thread(target=work, args=each, name=f"{work.__name__} {i}") for i, each in calls]
     for thread in threads:

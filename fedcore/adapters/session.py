@@ -29,7 +29,7 @@ def model_of_parts(tensors: Any, parts: Mapping[str, Any] | None) -> Model:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What is known of the clients of a job before their first reply.
+    """Facts of a job's clients that are known before their first reply.
 
     Args:
         sizes: n_k by id, or in the order of ids 0, 1, ...
