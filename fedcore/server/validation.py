@@ -735,7 +735,7 @@ class UpdateReader:
         number = state.snapshot.round_number
         rounds, lr = (number, number, number), rate_at(settings.lr, number)
         if settings.policy.buffer is not None:
-            same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_plain_steps
+            same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_fresh_updates
             rounds = self.oldest() if same else number, number, UNNAMED
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or lr
         numbers = lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats

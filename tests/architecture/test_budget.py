@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_014,
     "csrc": 11_731,
-    "tests": 65_062,
+    "tests": 65_065,
     "fedcore": 2_808,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_281,

@@ -521,3 +521,8 @@ def test_a_copy_has_no_open_round():
         copied.round([Update(1, np.ones(3, np.float32), 1)])
     assert round.report.accepted == (0,)
     assert (copied.store.round_of(0), copied.store.round_of(1)) == (None, 0)
+
+
+def test_late_models_are_rejected_if_the_server_does_not_keep_earlier_controls():
+    server = Server(np.zeros(2, np.float32), "FedDyn", clients=4, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=2))
+    assert len(server.push([Update(i, np.ones(2, np.float32), steps=1, round=0) for i in range(4)])) == 1
