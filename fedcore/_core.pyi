@@ -111,6 +111,8 @@ class PlainUpdates:
             typing.SupportsInt | typing.SupportsIndex,
             typing.SupportsInt | typing.SupportsIndex,
             bool,
+            bool,
+            bool,
         ],
         nonnegative: collections.abc.Sequence[
             tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
@@ -135,11 +137,6 @@ class PlainUpdates:
         list[typing.Any],
         list[typing.Any],
         numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.int8],
-        numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.int64],
         numpy.typing.NDArray[numpy.int64],
         list[int],
     ]: ...

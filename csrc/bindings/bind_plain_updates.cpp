@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
-#include <limits>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,43 +24,66 @@ namespace {
 // The fields of fedcore.Update, in order; a test compares them.
 enum At { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kLoss, kUpdateId };
 
-// A plain int within 1..most; else 0.
+// Whether an object is an integer of NumPy, or a float of it.
+bool is_of_numpy(PyObject* object, bool is_float) {
+    const std::string_view type = Py_TYPE(object)->tp_name;
+    return is_float ? type.rfind("numpy.float", 0) == 0
+                    : type.rfind("numpy.int", 0) == 0 || type.rfind("numpy.uint", 0) == 0;
+}
+
+// A plain int, or a plain float that is finite, or NumPy's, of at least 0; else -1.
+double amount(PyObject* object, bool is_whole = false) {
+    const bool is_int = PyLong_CheckExact(object) || is_of_numpy(object, false);
+    if (!is_int && (is_whole || !(PyFloat_CheckExact(object) || is_of_numpy(object, true)))) return -1;
+    const double value = PyFloat_AsDouble(object);
+    if (value == -1) PyErr_Clear();
+    return value >= 0 && std::isfinite(value) ? value : -1;
+}
+
+// The number of an optional amount, `absent` for None, and -1 for an unusual one.
+double amount_or(PyObject* object, double absent) {
+    return object == Py_None ? absent : amount(object);
+}
+
+// An int within 1..most; else 0.
 double whole(PyObject* object, double most) {
-    if (!PyLong_CheckExact(object)) return 0;
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    return overflow == 0 && value >= 1 && static_cast<double>(value) <= most ? static_cast<double>(value) : 0;
+    const double value = amount(object, true);
+    return value >= 1 && value <= most ? value : 0;
 }
 
-// `sent` for None or the same number; if clients may choose rates, a plain float within (0, most]; else 0.
+// `sent` for None or the same number; if clients may choose rates, a float within (0, most]; else 0.
 double rate(PyObject* object, double sent, bool own, double most) {
-    if (object == Py_None) return sent;
-    if (!PyFloat_CheckExact(object)) return 0;
-    const double value = PyFloat_AS_DOUBLE(object);
-    if (!own) return value == sent ? sent : 0;
-    return value > 0 && value <= most ? value : 0;
+    const double value = amount_or(object, sent);
+    return (own ? value > 0 && value <= most : value == sent) ? value : 0;
 }
 
-// A model as a plain NumPy vector of n float32: the array, or torch's NumPy view of a tensor; else null.
+// A model as a plain NumPy vector of n float32: the array, or a view of bytes or of a tensor of torch; else null.
 py::object plain_model(PyObject* model, std::int64_t n, bool kept) {
+    if (PyBytes_CheckExact(model) && PyBytes_GET_SIZE(model) == 4 * n)
+        return py::array_t<float>(n, reinterpret_cast<const float*>(PyBytes_AS_STRING(model)), model);
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
     py::object view = view_of_torch(model, kept);
     return view && is_plain_vector(view, n) ? view : py::object();
 }
 
-// A plain int within oldest..newest, or `absent` for None; else kNoRound.
+// An int within oldest..newest, or `absent` for None; else kNoRound.
 constexpr std::int64_t kNoRound = -2;
 
 std::int64_t round_of(PyObject* object, std::int64_t oldest, std::int64_t newest, std::int64_t absent) {
     if (object == Py_None) return absent;
-    if (!PyLong_CheckExact(object)) return kNoRound;
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    return overflow == 0 && value >= oldest && value <= newest ? value : kNoRound;
+    const double value = amount(object, true);
+    const bool is_known = value >= static_cast<double>(oldest) && value <= static_cast<double>(newest);
+    return is_known ? static_cast<std::int64_t>(value) : kNoRound;
 }
 
-bool is_model(PyObject* kind) {
-    return PyUnicode_CheckExact(kind) && PyUnicode_CompareWithASCIIString(kind, "model") == 0;
+// What a vector is; `kOther` for any other object.
+enum Form : std::int64_t { kModel, kDelta, kGradient, kOther };
+constexpr const char* kForms[] = {"model", "delta", "gradient"};
+
+Form form_of(PyObject* kind) {
+    int form = PyUnicode_CheckExact(kind) ? kModel : kOther;
+    while (form < kOther && PyUnicode_CompareWithASCIIString(kind, kForms[form]) != 0) ++form;
+    return static_cast<Form>(form);
 }
 
 // Whether all numbers differ; reorders them.
@@ -69,18 +92,11 @@ bool are_different(std::vector<std::int64_t>& numbers) {
     return std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
 }
 
-// Whether an optional loss is a plain float >= 0 and not infinite.
-bool is_loss(PyObject* object) {
-    if (object == Py_None) return true;
-    return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) >= 0 && std::isfinite(PyFloat_AS_DOUBLE(object));
-}
-
-// Clients, models, and the columns of steps, examples (1 for no number), their sources, distances, inverse distances,
-// rounds and orders; then the indices of changed models.
+// Clients and vectors; rows of steps, examples or weights, distances and inverse distances; rows of the examples'
+// sources, rounds, orders and forms; then the indices of changed vectors.
 using Objects = py::typing::List<py::object>;
-using Columns = py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<double>, py::array_t<std::int8_t>,
-                                  py::array_t<double>, py::array_t<double>, py::array_t<std::int64_t>,
-                                  py::array_t<std::int64_t>, py::typing::List<py::int_>>;
+using Columns =
+    py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<std::int64_t>, py::typing::List<py::int_>>;
 // The entries of `known`, whether all models may wait, whether all updates have examples, and the bytes of the models
 // as sent.
 using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_, py::int_>>;
@@ -88,8 +104,10 @@ using Clients = py::typing::Set<py::object>;
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 // The server's rate, the most steps and examples, whether clients choose rates and the greatest one, the oldest and the
-// newest round, the round of an update that names none, and whether a client may send several updates.
-using Limits = std::tuple<double, double, double, bool, double, std::int64_t, std::int64_t, std::int64_t, bool>;
+// newest round, the round of an update that names none, whether a client may send several updates, and whether updates
+// may have weights; then whether all elements of a model are parameters.
+using Limits =
+    std::tuple<double, double, double, bool, double, std::int64_t, std::int64_t, std::int64_t, bool, bool, bool>;
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 
@@ -129,10 +147,8 @@ std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shap
     const auto* const array = array_proxy(tensor.ptr());
     const auto* const dtype = array_descriptor_proxy(array->descr);
     constexpr int kHalf = 23;
-    if (!brain && dtype->type_num == npy_api::NPY_FLOAT_) {
-        std::memcpy(to, array->data, static_cast<std::size_t>(4 * n));
-        return 4 * n;
-    }
+    if (!brain && dtype->type_num == npy_api::NPY_FLOAT_)
+        return std::memcpy(to, array->data, static_cast<std::size_t>(4 * n)), 4 * n;
     if (!brain && dtype->type_num != kHalf) return -1;
     fedcore::dequantise(array->data, nullptr, brain ? Codec::bf16 : Codec::f16, n, to);
     return 2 * n;
@@ -140,14 +156,15 @@ std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shap
 
 // The updates of an open round that are of the usual form: a model as a float32 vector of n elements, of NumPy or
 // torch, from one draw of a registered client, of a round within oldest..newest, without a control or an id, with a
-// valid loss or none. A missing round is `absent`, or unusual if that is kNoRound. The elements in the `nonnegative`
-// ranges must not be negative. Python reads other updates one by one and reports errors. This saves time on small
-// models, for which reading takes most of a round.
+// valid loss and weight or none. A missing round is `absent`, or unusual if that is kNoRound. The elements in the
+// `nonnegative` ranges must not be negative. Python reads other updates one by one and reports errors. This saves time
+// on small models, for which reading takes most of a round.
 //
 // A model may wait for the fold if the caller leaves it unchanged: in every case (`may_hold`), by `keep`, because it is
 // immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too. With that
 // limit, a model may also be a vector of 16-bit floats. A model may be a dict of tensors with the names and shapes of
-// `parts`: of 16-bit floats too if it is copied, else it is read as a list of vectors.
+// `parts`, or a list of them if the names are indices: of 16-bit floats too if it is copied, else it is read as a list
+// of vectors. A vector may also be the difference to the open round's model, or a gradient, where no buffers are.
 class PlainUpdates {
   public:
     PlainUpdates(py::object type, py::object index, std::int64_t n, const Limits& limits, Ranges nonnegative,
@@ -202,8 +219,8 @@ class PlainUpdates {
         for (std::size_t i = 0; i < k; ++i) {
             PyObject* const update = PyTuple_GET_ITEM(listed.ptr(), static_cast<Py_ssize_t>(i));
             if (!read_claims(update, read[i], numbers[i])) return py::none();
-            if (!repeats_ && (has(known, read[i].client) || has(others, read[i].client))) return py::none();
-            counted += std::isnan(read[i].examples) ? 0 : 1;
+            if (!repeats_ && (known.contains(read[i].client) || others.contains(read[i].client))) return py::none();
+            counted += read[i].counted == 0 ? 0 : 1;
         }
         const bool all = counted == k, none = counted == 0;
         if ((examples == 1 && !all) || (examples == 0 && !none) || (examples == 2 && !all && !none)) return py::none();
@@ -224,14 +241,9 @@ class PlainUpdates {
             PyList_SET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i), key.release().ptr());
         }
         Reading answer = py::make_tuple(keys, waits, all, bytes);
-        entries_.reserve(entries_.size() + k);
-        for (std::size_t i = 0; i < k; ++i) {
-            if (PySet_Add(known.ptr(), PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i))) == 0) continue;
-            const py::error_already_set error;
-            while (i-- > 0) PySet_Discard(known.ptr(), PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
-            throw error;
-        }
         std::move(read.begin(), read.end(), std::back_inserter(entries_));
+        for (const py::handle key : keys)  // if this fails, the caller drops all updates
+            if (PySet_Add(known.ptr(), key.ptr()) != 0) throw py::error_already_set();
         return answer;
     }
 
@@ -241,24 +253,19 @@ class PlainUpdates {
         const std::vector<Entry> taken = std::exchange(entries_, {});
         const auto k = static_cast<py::ssize_t>(taken.size());
         py::list clients(taken.size()), ys(taken.size()), changed;
-        py::array_t<double> steps(k), examples(k), distances(k), scales(k);
-        py::array_t<std::int8_t> sources(k);
-        py::array_t<std::int64_t> starts(k), orders(k);
+        py::array_t<double> numbers({py::ssize_t{4}, k});
+        py::array_t<std::int64_t> codes({py::ssize_t{4}, k});
         for (py::ssize_t i = 0; i < k; ++i) {
             const Entry& one = taken[static_cast<std::size_t>(i)];
             if (!is_unchanged(one)) changed.append(i);
             clients[static_cast<std::size_t>(i)] = one.client;
             ys[static_cast<std::size_t>(i)] = one.vector;
-            steps.mutable_data()[i] = one.steps;
-            const bool counted = !std::isnan(one.examples);
-            examples.mutable_data()[i] = counted ? one.examples : 1;
-            sources.mutable_data()[i] = counted;
-            distances.mutable_data()[i] = one.distance;
-            scales.mutable_data()[i] = 1 / one.distance;
-            starts.mutable_data()[i] = one.start;
-            orders.mutable_data()[i] = one.order;
+            const double number[] = {one.steps, one.examples, one.distance, 1 / one.distance};
+            const std::int64_t code[] = {one.counted, one.start, one.order, one.form};
+            for (py::ssize_t row = 0; row < 4; ++row)
+                numbers.mutable_data()[row * k + i] = number[row], codes.mutable_data()[row * k + i] = code[row];
         }
-        return py::make_tuple(clients, ys, steps, examples, sources, distances, scales, starts, orders, changed);
+        return py::make_tuple(clients, ys, numbers, codes, changed);
     }
 
   private:
@@ -267,34 +274,36 @@ class PlainUpdates {
         py::object source;  // the caller's model, unless it was copied
         py::object vector;
         const void* data;
-        double steps, examples, distance;  // NaN for a missing number of examples
-        std::int64_t start, order;
+        double steps, examples, distance;
+        std::int64_t start, order, counted;  // 0 for no number of examples, 1 for one, 2 for a weight in its place
+        Form form;
     };
-
-    static bool has(const Clients& set, const py::object& client) {
-        const int found = PySet_Contains(set.ptr(), client.ptr());
-        if (found < 0) throw py::error_already_set();
-        return found != 0;
-    }
 
     bool read_claims(PyObject* update, Entry& out, std::int64_t& number) const {
         if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type_.ptr() || PyTuple_GET_SIZE(update) != kUpdateId + 1)
             return false;
         const auto field = [update](At which) { return PyTuple_GET_ITEM(update, which); };
-        const auto [lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats] = limits_;
-        const bool counted = field(kExamples) != Py_None;
-        const double done = whole(field(kSteps), max_steps);
-        const double held = counted ? whole(field(kExamples), max_examples) : 1;
-        const double used = rate(field(kLr), lr, own_rates, max_lr);
+        const auto [lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, repeats, weighs, flat] =
+            limits_;
+        const bool counted = field(kExamples) != Py_None, weighted = field(kWeight) != Py_None;
+        const double done = whole(field(kSteps), max_steps), held = amount_or(field(kExamples), 1);
+        const double weight = amount_or(field(kWeight), held), used = rate(field(kLr), lr, own_rates, max_lr);
         out.start = round_of(field(kRound), oldest, newest, absent);
-        const bool plain = done > 0 && held > 0 && used > 0 && std::isfinite(1 / (used * done)) &&
-                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && out.start != kNoRound &&
-                           is_model(field(kKind)) && field(kWeight) == Py_None && is_loss(field(kLoss)) &&
-                           field(kUpdateId) == Py_None;
+        out.form = form_of(field(kKind));
+        const bool fits =
+            out.form == kModel ||
+            (out.start == newest && (out.form == kDelta ? nonnegative_.empty() : out.form == kGradient && flat));
+        const bool plain = done > 0 && held > 0 && (!counted || held <= max_examples) && used > 0 && fits &&
+                           std::isfinite(1 / (used * done)) && whole(field(kCount), 1) == 1 &&
+                           field(kControl) == Py_None && out.start != kNoRound && weight >= 0 &&
+                           (weighs || !weighted) && amount_or(field(kLoss), 0) >= 0 && field(kUpdateId) == Py_None;
         if (!plain) return false;
-        out.client = py::reinterpret_borrow<py::object>(field(kClient));
+        out.client = py::reinterpret_steal<py::object>(
+            is_of_numpy(field(kClient), false) ? PyNumber_Index(field(kClient)) : Py_NewRef(field(kClient)));
+        if (!out.client) return PyErr_Clear(), false;
         out.steps = done;
-        out.examples = counted ? held : std::numeric_limits<double>::quiet_NaN();
+        out.examples = weight;
+        out.counted = weighted ? 2 : counted;
         out.distance = used * done;
         const OneThread scope(index_);
         number = number_of(index_, out.client);
@@ -305,18 +314,16 @@ class PlainUpdates {
     // folded at once.
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         const bool small = 4 * n_ <= copied_;
+        if (out.form == kGradient && (PyDict_Check(model) || PyList_Check(model) || PyTuple_Check(model))) return -1;
         py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
         const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
         std::int64_t bytes = 4 * n_;
         if (!safe && small) {
             py::array_t<float> copy(static_cast<py::ssize_t>(n_));
             float* const to = copy.mutable_data();
-            if (vector)
-                std::memcpy(to, array_proxy(vector.ptr())->data, static_cast<std::size_t>(4 * n_));
-            else
-                bytes = for_parts(model, [to](const Part& part, py::object tensor) {
-                    return copy_tensor(std::move(tensor), part.shape, part.size, to + part.start);
-                });
+            bytes = for_parts(model, [to](const Part& part, py::object tensor) {
+                return copy_tensor(std::move(tensor), part.shape, part.size, to + part.start);
+            });
             if (bytes < 0) return -1;
             scratch_.resize(static_cast<std::size_t>(block_count(n_)));
             double square = 0;
@@ -358,19 +365,20 @@ class PlainUpdates {
     // one is unusual.
     template <class ReadPart>
     std::int64_t for_parts(PyObject* model, const ReadPart& read) {
-        if (!PyDict_CheckExact(model) && !PyODict_CheckExact(model))
+        const bool is_list = PyList_CheckExact(model) || PyTuple_CheckExact(model);
+        if (!is_list && !PyDict_CheckExact(model) && !PyODict_CheckExact(model))
             return read(Part{{}, {n_}, 0, n_}, py::reinterpret_borrow<py::object>(model));
         if (parts_.empty()) read_parts();
-        if (parts_.empty() || PyDict_Size(model) != static_cast<Py_ssize_t>(parts_.size())) return -1;
+        if (parts_.empty() || PyObject_Size(model) != static_cast<Py_ssize_t>(parts_.size())) return -1;
         std::int64_t bytes = 0;
         for (const Part& part : parts_) {
-            PyObject* const tensor = PyDict_GetItemWithError(model, part.name.ptr());
-            if (tensor == nullptr) {  // or comparing the dict's keys failed
-                if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
+            PyObject* const tensor = PyObject_GetItem(model, part.name.ptr());
+            if (tensor == nullptr) {
+                if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
                 PyErr_Clear();
                 return -1;
             }
-            const std::int64_t sent = read(part, py::reinterpret_borrow<py::object>(tensor));
+            const std::int64_t sent = read(part, py::reinterpret_steal<py::object>(tensor));
             if (sent < 0) return -1;
             bytes += sent;
         }

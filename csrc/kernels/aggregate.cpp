@@ -49,16 +49,7 @@ template <class Sum>
 void accumulate(const Fold<Sum>* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
                 double* squared_norms) {
     const auto loop = sums(static_cast<const Sum*>(nullptr)).accumulate;
-    std::int64_t n = 0;
-    for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
-    const std::int64_t bytes = (4 * k + 20) * n;
-    static Tuner tuners[2];
-    for_stretches(
-        count, bytes, tuners[k > kMostRows], [&](std::int64_t p) { return follows(pieces + p); },
-        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
-            loop(folds[pieces[first].sum], k, pieces[first].begin, pieces[last - 1].end, scratch + first * k, tiling);
-        });
-    add_partials(scratch, count, k, squared_norms);
+    accumulate_pieces(loop, folds, k, pieces, count, 20, scratch, squared_norms);
 }
 
 template <class Sum>

@@ -30,17 +30,7 @@ double largest_coefficient(const Forms& forms) {
 
 void accumulate(const ExactFold* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
                 double* squared_norms) {
-    const auto loop = table().accumulate_exact;
-    std::int64_t n = 0;
-    for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
-    const std::int64_t bytes = (4 * k + 36) * n;
-    static Tuner tuners[2];
-    for_stretches(
-        count, bytes, tuners[k > kMostRows], [&](std::int64_t p) { return follows(pieces + p); },
-        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
-            loop(folds[pieces[first].sum], k, pieces[first].begin, pieces[last - 1].end, scratch + first * k, tiling);
-        });
-    add_partials(scratch, count, k, squared_norms);
+    accumulate_pieces(table().accumulate_exact, folds, k, pieces, count, 36, scratch, squared_norms);
     for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], folds[0].sent[i].weight);
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/blocks.h"
 #include "base/cached.h"
+#include "kernels/partials.h"
 #include "kernels/table.h"
 
 namespace fedcore {
@@ -77,6 +78,22 @@ void for_stretches(std::int64_t count, std::int64_t bytes, Tuner& tuner, const F
             forced != nullptr ? run(*forced) : tuner.run(last - first == kMostBlocks, run);
         }
     });
+}
+
+// Adds k updates to the sums of these pieces by loop(fold, k, begin, end, scratch, tiling), which moves 4 k + `sum`
+// bytes for an element. The arguments are those of `accumulate`.
+template <class Loop, class Folds>
+void accumulate_pieces(Loop loop, const Folds* folds, std::int64_t k, const Piece* pieces, std::int64_t count,
+                       std::int64_t sum, double* scratch, double* squared_norms) {
+    std::int64_t n = 0;
+    for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
+    static Tuner tuners[2];
+    for_stretches(
+        count, (4 * k + sum) * n, tuners[k > kMostRows], [&](std::int64_t p) { return follows(pieces + p); },
+        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
+            loop(folds[pieces[first].sum], k, pieces[first].begin, pieces[last - 1].end, scratch + first * k, tiling);
+        });
+    add_partials(scratch, count, k, squared_norms);
 }
 
 }  // namespace fedcore

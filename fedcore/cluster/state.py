@@ -48,7 +48,7 @@ class SliceReader(UpdateReader):
 
     _state: "ShardedState"
 
-    def plain_updates(self, *, may_hold: bool) -> None:
+    def plain_updates(self, **_: bool) -> None:
         """Return None: vectors are cut one by one."""
 
     def require_form(self, update: Update) -> None:

@@ -83,7 +83,7 @@ class GroupReader(UpdateReader):
         self._state.require_groups(client, self._state.sent_groups(found[0].vectors[0]))
         return found
 
-    def plain_updates(self, *, may_hold: bool) -> None:
+    def plain_updates(self, **_: bool) -> None:
         """Return None: models are cut into groups one by one."""
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:

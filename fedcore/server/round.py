@@ -201,10 +201,12 @@ class Round(OpenRound):
         report: the ``Report`` once the round is finished, else None.
         is_open: whether the round accepts updates.
         newcomers: the clients that may join with the round.
+        takes_weights: whether an update may have a ``weight``.
     """
 
     # Defaults of the class: Python finds an object's attributes faster if there are at most 30.
     newcomers: NewClients = ()
+    takes_weights = True
     _ids: CountedIds  # of updates that count
     _arrivals = 0  # the order of the next valid update
     _plain: Any = None  # a ``core.PlainUpdates`` of held updates, if the server takes them
@@ -250,7 +252,7 @@ class Round(OpenRound):
                 self._plain = plain
         round._staging = None
         if self.is_open:
-            round._plain = round._reader.plain_updates(may_hold=self._may_hold)
+            round._plain = round._reader.plain_updates(may_hold=self._may_hold, may_weigh=self.takes_weights)
         return round
 
     @property
@@ -439,8 +441,6 @@ class Round(OpenRound):
         try:
             if (replies := self._add_plain(listed) or self._add_new(listed)) is not None:
                 return replies
-            if len(listed) == 1:
-                return self._add_one(listed)
             ways = self._add_plain, self._add_new, self._add_one
             return [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
         finally:
@@ -616,7 +616,7 @@ class Round(OpenRound):
             self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
-            self._plain = self._reader.plain_updates(may_hold=self._may_hold)
+            self._plain = self._reader.plain_updates(may_hold=self._may_hold, may_weigh=self.takes_weights)
             if (most := settings.policy.buffer) is not None and not settings.repeats:  # one update of each client
                 full = max(1, settings.policy.min_clients, min(most, len(self._clients)))
                 self.attendance.full = full if settings.rules.has_enough(full) else most
@@ -670,6 +670,8 @@ class Round(OpenRound):
         client = registry.check(update.client)
         update.require_kind()
         if update.weight is not None:
+            if not self.takes_weights:
+                raise RangeError("weight: partial sums weight updates by the method; leave weight out")
             if not self._settings.algorithm.weighs_claims:
                 raise RangeError(f"weight: {self._settings.algorithm} does not weight by examples; leave weight out")
             check_number("weight", update.weight, "[0, inf)")

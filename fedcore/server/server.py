@@ -62,7 +62,7 @@ from fedcore.store import ClientStore
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.reader import ReadRows
-from fedcore.store.registry import ClientId, Clients, Registry
+from fedcore.store.registry import ClientId, Clients
 from fedcore.validation import Represented, absolute, check_integer, listed, require_objects
 
 
@@ -961,15 +961,12 @@ class Server(Represented, Unpicklable):
 class EdgeRound(Round):
     """An open round of an edge. It ends with ``partial_sum``, since the upper server takes the step."""
 
+    takes_weights = False
+
     def finish(self) -> Report:
         """Abort the round and raise RoundError."""
         self.abort()
         raise RoundError("round: an edge takes no step; call partial_sum() before the round ends")
-
-    def _check(self, update: Update, registry: Registry) -> ClientId:
-        if update.weight is not None:
-            raise RangeError("weight: partial sums weight updates by the method; leave weight out")
-        return super()._check(update, registry)
 
 
 class EdgeAggregator:

@@ -26,6 +26,7 @@ from fedcore.rules.base import Weights
 from fedcore.rules.windows import FEW, PARTS, ClaimWindow, NormWindow, as_float32, least_logged
 from fedcore.server.aggregation import COUNTED, LONGEST, NO_COUNT, UNKNOWN, WEIGHTED, Counters, Lengths, UpdateBatch
 from fedcore.server.update import (
+    KINDS,
     Kind,
     Update,
     as_sent,
@@ -588,15 +589,6 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
 # The updates as the round sums them.
 
 
-Column: TypeAlias = npt.NDArray[np.int64]
-PlainColumns: TypeAlias = tuple[
-    list[ClientId], list[Any], F64, F64, npt.NDArray[np.int8], F64, F64, Column, Column, list[int]
-]
-"""The columns of ``core.PlainUpdates.take``: clients, ys, steps, examples, sources, eta_i K_i, 1 / (eta_i K_i), start
-rounds, orders, and the indices of changed updates."""
-UNNAMED = -2
-"""The round of an update that must name it, for ``core.PlainUpdates``."""
-
 ReadUpdate: TypeAlias = tuple[UpdateBatch, bool, Update, float]
 """A batch of one update, whether its vectors are immutable, the update with plain claims, and eta_i."""
 
@@ -701,16 +693,26 @@ class UpdateReader:
         """Return a whole vector of a batch, or None."""
         return vector
 
-    def batch_of_columns(self, columns: PlainColumns) -> UpdateBatch:
-        """Return the updates of ``core.PlainUpdates.take`` as a batch."""
-        clients, ys, steps, examples, sources, distances, scales, starts, orders, _ = columns
+    def batch_of_columns(
+        self, columns: tuple[list[ClientId], list[Any], F64, npt.NDArray[np.int64], Any]
+    ) -> UpdateBatch:
+        """Return the updates of ``core.PlainUpdates.take`` as a batch.
+
+        ``columns``: clients, ys, (steps, examples, eta_i K_i, 1 / (eta_i K_i)), (sources, start rounds, orders, indices
+        in ``KINDS``), and the indices of changed updates.
+        """
+        clients, ys, (steps, examples, distances, scales), (sources, starts, orders, forms), _ = columns
         k, number = len(clients), self._state.snapshot.round_number
-        _, ones, _ = usual(k)
+        has_buffers, ones, _ = usual(k)
         if self._settings.policy.buffer is None:
             bases = [self.start_of(number)] * k
         else:
-            models = {started: self._base_of(started) for started in np.unique(starts).tolist()}
-            bases = [models[started] for started in starts.tolist()]
+            bases = [self._base_of(started) for started in starts.tolist()]
+        scales = ones if self._settings.averages_models else scales
+        if forms.any():
+            bases = [None if form else base for form, base in zip(forms.tolist(), bases, strict=True)]
+            has_buffers = forms != KINDS.index("gradient")
+            scales = np.where(has_buffers, scales, -distances * scales)
         return batch_of(
             clients,
             ys,
@@ -718,16 +720,17 @@ class UpdateReader:
             eta_steps=distances,
             bases=bases,
             counters=[NO_COUNTERS] * k,
-            scales=ones if self._settings.averages_models else scales,
+            scales=scales,
             sources=sources,
             starts=starts,
             orders=orders,
+            has_buffers=has_buffers,
         )
 
-    def plain_updates(self, *, may_hold: bool) -> Any:
+    def plain_updates(self, *, may_hold: bool, may_weigh: bool) -> Any:
         """Return a ``core.PlainUpdates`` that reads usual updates at once; None if the server needs more of an update.
 
-        ``may_hold``: whether it may hold all vectors.
+        ``may_hold``: whether it may hold all vectors. ``may_weigh``: whether updates may have weights of their own.
         """
         settings, limits, layout, state = self._settings, self._settings.asked, self._settings.layout, self._state
         if not settings.reads_at_once:
@@ -736,9 +739,10 @@ class UpdateReader:
         rounds, lr = (number, number, number), rate_at(settings.lr, number)
         if settings.policy.buffer is not None:
             same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_fresh_updates
-            rounds = self.oldest() if same else number, number, UNNAMED
+            rounds = self.oldest() if same else number, number, -2  # an update must name its round
+        flags = settings.repeats, may_weigh and settings.algorithm.weighs_claims, layout.n == layout.n_parameters
         of_lr = limits.max_client_lr is not None, limits.max_client_lr or lr
-        numbers = lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, settings.repeats
+        numbers = lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, *flags
         copied = 4 * layout.n * (settings.copies_models and state.upload is None)
         in_parts = copied or (self._cuts and not settings.copies_models)
         form = layout.n, numbers, state.buffers.ranges, layout.parts if in_parts else []

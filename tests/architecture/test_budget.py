@@ -16,8 +16,8 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 7_014,
-    "csrc": 11_731,
-    "tests": 65_065,
+    "csrc": 11_727,
+    "tests": 65_059,
     "fedcore": 2_808,
     "fedcore/adapters": 2_840,
     "fedcore/algorithms": 1_281,
@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_252,
     "fedcore/kernels": 505,
     "fedcore/model": 2_507,
-    "fedcore/server": 7_245,
+    "fedcore/server": 7_244,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,

@@ -1,7 +1,7 @@
 """The native reader, which reads an update's fields by position, agrees with the oracle, which reads them by name."""
 
 import re
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -9,27 +9,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import Update
+from fedcore import Server, Update
 from fedcore.arrays import core
+from fedcore.server.update import KINDS
+from fedcore.server.validation import UpdateReader
 from tests import oracle
 
 SOURCE = Path(__file__).parents[2] / "csrc" / "bindings" / "bind_plain_updates.cpp"
 Y = np.ones(3, np.float32)
-PLAIN = {"client": 1, "value": Y, "steps": 2}
 PARTS = [("a", (2,)), ("b", (1, 1))]
+LISTED = [(0, (2,)), (1, (1, 1))]
 MODULES = (core, oracle)
 INDICES = {module: core.ClientIndex(bytes(16), 3) for module in MODULES}
+for index in INDICES.values():
+    index.add("a")
 
 
-def reader(module, rounds=(0, -1, 0), repeats=False, nonnegative=(), copied=0, may_hold=False, owns=lambda y: False):
-    limits = 0.5, 10, 10, False, 1.0, *rounds, repeats
-    return module.PlainUpdates(Update, INDICES[module], 3, limits, list(nonnegative), PARTS, copied, may_hold, owns)
+def reader(module, rounds=(0, 0, 0), flags=(False,) * 3, nonnegative=(), parts=PARTS, copied=0, may_hold=False,
+           owns=lambda y: False):  # fmt: skip
+    """``flags``: whether clients may repeat, updates may have weights, and all elements are parameters."""
+    limits = 0.5, 10, 10, False, 1.0, *rounds, *flags
+    return module.PlainUpdates(Update, INDICES[module], 3, limits, list(nonnegative), parts, copied, may_hold, owns)
 
 
-def added(module, updates, known=(), examples=-1, **options):
+def added(module, updates, **options):
     """What a new reader answers to these updates, and its columns."""
     plain = reader(module, **options)
-    answer = plain.add(updates, set(known), set(), examples, 0)
+    answer = plain.add(updates, set(), set(), -1, 0)
     return answer, plain.take() if answer else None
 
 
@@ -37,60 +43,6 @@ def test_the_native_names_are_the_fields_in_their_order():
     names = re.search(r"enum At \{(.*?)\}", SOURCE.read_text(), re.S)[1]
     found = [name.strip().removeprefix("k").lower() for name in names.split(",")]
     assert found == [name.replace("_", "") for name in Update._fields]
-
-
-@pytest.mark.parametrize("field", Update._fields)
-def test_an_unusual_field_is_found_by_both(field):
-    """Each field's position in the native reader matches its name."""
-    odd = {
-        "client": "nobody",
-        "value": Y.astype(np.float64),
-        "steps": 11,
-        "examples": 11,
-        "lr": 0.25,
-        "control": Y,
-        "count": 2,
-        "round": 0,
-        "kind": "delta",
-        "keep": True,
-        "weight": 1.0,
-        "loss": float("nan"),
-        "update_id": 0,
-    }
-    for module in MODULES:
-        assert added(module, [Update(**PLAIN)])[0] is not None
-        assert (added(module, [Update(**PLAIN | {field: odd[field]})])[0] is None) == (field != "keep")
-
-
-def test_clients_are_registered_and_different():
-    for module in MODULES:
-        INDICES[module].add("a")
-        for ids, plain in (([2, 0, "a"], True), ([2, 0, 2], False), ([0, 3], False), ([0, "0"], False), ([], False)):
-            found, _ = added(module, [Update(client, Y, 2) for client in ids])
-            assert (found is not None) == plain
-            assert found is None or found[0] == ids
-        assert added(module, [Update(2, Y, 2)], known=[2])[0] is None
-
-
-@pytest.mark.parametrize(
-    ("rounds", "oldest", "newest", "absent", "due"),
-    [
-        ([None, 3], 3, 3, 3, [3, 3]),
-        ([None, 3], 3, 3, -2, None),  # a buffer needs the round
-        ([2, 3], 2, 3, -2, [2, 3]),
-        ([1, 3], 2, 3, -2, None),
-        ([4], 2, 3, -2, None),
-        ([True], 0, 3, -2, None),
-        ([np.int64(3)], 2, 3, -2, None),
-        ([2**70], 0, 2**62, -2, None),
-    ],
-)
-def test_rounds_lie_in_a_range_and_clients_may_repeat(rounds, oldest, newest, absent, due):
-    updates = [Update(1, Y, 2, round=round) for round in rounds]
-    for module in MODULES:
-        _, found = added(module, updates, rounds=(oldest, newest, absent), repeats=True)
-        assert (None if found is None else found[7].tolist()) == due
-        assert len(updates) == 1 or added(module, updates, rounds=(oldest, newest, absent))[0] is None
 
 
 COLUMNS = (
@@ -147,6 +99,9 @@ FORMS = {
     "f16": np.float16,
     "f64": np.float64,
     "odd bytes": lambda y: np.frombuffer(b"0" + y.tobytes(), np.float32, offset=1),
+    "raw": lambda y: y.tobytes(),
+    "list": lambda y: [y[:2], y[2:].reshape(1, 1)],
+    "half tuple": lambda y: (np.float16(y[:2]), y[2:].reshape(1, 1)),
     "bytes": lambda y: np.frombuffer(y.tobytes(), np.float32),
     "named": lambda y: {"a": y[:2], "b": y[2:].reshape(1, 1)},
     "named bytes": lambda y: {"a": FORMS["bytes"](y[:2]), "b": FORMS["bytes"](y[2:]).reshape(1, 1)},
@@ -159,29 +114,41 @@ FORMS = {
     "torch named": lambda y: {"b": pytest.importorskip("torch").tensor(y[2:])[None].bfloat16(), "a": y[:2]},
     "none": lambda y: None,
 }
-NUMBERS = st.sampled_from([0.0, 1.5, -2.0, np.inf, np.nan, 6e4])
-ANY = st.fixed_dictionaries(
-    {
-        "client": st.sampled_from([0, 1, 2, "a", 3]),
-        "form": st.sampled_from(list(FORMS)),
-        "numbers": st.lists(NUMBERS, min_size=3, max_size=3),
-        "steps": st.sampled_from([1, 10, 11]),
-        "examples": st.sampled_from([None, None, 7]),
-        "keep": st.booleans(),
-    }
+NUMBERS = st.sampled_from([0.0, 1.5, 2.5, -2.0, np.inf, np.nan, 6e4])
+CHANGES = {
+    "client": ["a", 3, "0", np.int64(1), np.uint8(0)],
+    "steps": [10, 11, np.int32(3), np.float32(3)],
+    "examples": [7, 0.5, 11, 10.5, np.int16(7), np.float16(0.1), np.True_],
+    "lr": [0.5, np.float32(0.5), 0.25, 1],
+    "control": [Y],
+    "count": [2, np.int8(1)],
+    "round": [0, np.int64(0), 2, 3, 4, True, 2**70],
+    "kind": [*KINDS, "other"],
+    "keep": [True],
+    "weight": [0, 3, 0.25, -0.5, np.inf, np.nan, 2**2000, True, np.float64(2)],
+    "loss": [0, 1.5, -1.0, np.inf],
+    "update_id": [0],
+}
+ANY = st.tuples(
+    st.sampled_from([0, 1, 2]),
+    st.sampled_from(list(FORMS)),
+    st.lists(NUMBERS, min_size=3, max_size=3),
+    st.lists(st.sampled_from([{name: value} for name, values in CHANGES.items() for value in values]), max_size=1),
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.lists(ANY, max_size=2), max_size=4),
     st.sampled_from([-1, 0, 1, 2]),
     st.fixed_dictionaries(
         {
+            "flags": st.tuples(*[st.booleans()] * 3),
+            "parts": st.sampled_from([PARTS, LISTED, []]),
+            "rounds": st.sampled_from([(0, 0, 0), (2, 3, 3), (2, 3, -2), (0, 2**62, 0)]),
             "nonnegative": st.sampled_from([[], [(0, 1)], [(1, 3)]]),
             "copied": st.sampled_from([0, 11, 12]),
             "may_hold": st.booleans(),
-            "repeats": st.booleans(),
             "owns": st.sampled_from([lambda y: False, lambda y: y.base is not None]),
         }
     ),
@@ -191,10 +158,9 @@ def test_it_reads_and_holds_like_the_oracle(batches, examples, options):
     known = {native: {2}, expected: {2}}
     for first, batch in enumerate(batches):
         made = [
-            Update(one["client"], FORMS[one["form"]](np.float32(one["numbers"])), one["steps"], one["examples"],
-                   keep=one["keep"])
-            for one in batch
-        ]  # fmt: skip
+            Update(client, FORMS[form](np.float32(numbers)), 1)._replace(**ChainMap(*changes))
+            for client, form, numbers, changes in batch
+        ]
         answers = [plain.add(made, known[plain], set(), examples, first) for plain in (native, expected)]
         assert answers[0] == answers[1]
         assert known[native] == known[expected]
@@ -202,3 +168,26 @@ def test_it_reads_and_holds_like_the_oracle(batches, examples, options):
     if len(native):
         for found, due in zip(native.take(), expected.take(), strict=True):
             np.testing.assert_equal(found, due)
+
+
+SENT = ["flat", "f16", "raw", "list", "half tuple", "torch"]
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedNova", "MIFA", "MimiC"])
+def test_a_round_has_the_bits_of_updates_that_are_read_one_by_one(method, monkeypatch):
+    """Also with numbers of NumPy, weights, differences and gradients."""
+    rng, found = np.random.default_rng(1), []
+    ys = [FORMS[form](rng.standard_normal(3, np.float32)) for form in SENT]
+    rounds = [
+        [Update(np.int64(i), y, np.int32(i + 1), kind=kinds[i % len(kinds)]) for i, y in enumerate(ys)]
+        for kinds in (["model"], ["delta"], KINDS)
+    ]
+    if method == "FedNova":
+        rounds.append([one._replace(weight=one.client + 0.5, loss=np.float32(1)) for one in rounds[0]])
+    for reads in (UpdateReader.plain_updates, lambda reader, **_: None):
+        monkeypatch.setattr(UpdateReader, "plain_updates", reads)
+        server = Server([np.zeros(2, np.float32), np.zeros((1, 1), np.float32)], method, clients=6, lr=0.5)
+        found.append([(server.round(updates), server.x.tobytes()) for updates in rounds])
+    for (report, x), (due, due_x) in zip(*found, strict=True):
+        np.testing.assert_equal([report.norms, report.weights], [due.norms, due.weights])
+        assert (report.accepted, report.rejected, x) == (due.accepted, due.rejected, due_x)

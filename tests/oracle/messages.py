@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import F32, F64
+from fedcore.server.update import KINDS
 
 
 def column_range(column: F64) -> tuple[float, float]:
@@ -75,16 +76,19 @@ class PlainUpdates:
     An update has the usual form if:
 
     * It is an instance of ``type`` itself.
-    * Its value is a model: a float32 vector of n elements of NumPy or torch, or a dict of tensors with the names and
-      shapes of ``parts``, which are float32. If 4 n is at most ``copied``, both may be of 16-bit floats.
+    * Its value is a model: a float32 vector of n elements of NumPy or torch, its bytes, or a dict of tensors with the
+      names and shapes of ``parts``, or a list if the names are indices, which are float32. If 4 n is at most
+      ``copied``, tensors may be of 16-bit floats. Or it is such a difference to the newest model, if no ranges are
+      ``nonnegative``, or a gradient as a vector, if the model is ``flat``.
     * The elements of the ``nonnegative`` ranges are not negative.
     * Its round is within oldest..newest, or None for ``absent``, unless that is -2.
     * Its client is registered, was drawn once and, unless ``repeats``, sent one update.
-    * It has no control, weight and id, and its loss is None or a float >= 0.
+    * It has no control and id, its loss is None or a number >= 0, and so is its weight if updates may have weights.
     """
 
     def __init__(self, type, index, n, limits, nonnegative, parts, copied, may_hold, owns):
-        lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, self._repeats = limits
+        lr, max_steps, max_examples, own_rates, max_lr, oldest, newest, absent, *flags = limits
+        self._repeats, self._weighs, self._flat = flags
         self._type, self._index, self._n, self._most = type, index, n, (max_steps, max_examples)
         self._rates, self._rounds = (lr, own_rates, max_lr), (oldest, newest, absent)
         self._nonnegative, self._parts, self._copied = nonnegative, parts, copied
@@ -101,7 +105,7 @@ class PlainUpdates:
         models = [self._model(one) if claims else None for one, claims in zip(updates, read, strict=True)]
         if not updates or None in read or any(model is None for model in models):
             return None
-        clients, counted = [one.client for one in updates], [one.examples is not None for one in updates]
+        clients, counted = [claims[0] for claims in read], [claims[-2] > 0 for claims in read]
         if not self._repeats and (len({*clients}) < len(clients) or not (known | others).isdisjoint(clients)):
             return None
         if {1: not all(counted), 0: any(counted), 2: any(counted) and not all(counted)}.get(examples, False):
@@ -117,33 +121,29 @@ class PlainUpdates:
     def take(self):
         """Return the columns, and forget the updates."""
         entries, self._entries = self._entries, []
-        clients, steps, examples, distances, starts, orders, vectors, sources = zip(*entries, strict=True)
+        clients, steps, examples, distances, starts, kinds, forms, orders, vectors, sources = zip(*entries, strict=True)
         changed = [i for i, one in enumerate(sources) if one is not None and _plain_model(one, self._n) is None]
-        counted = np.array([one is not None for one in examples], np.int8)
-        filled = np.array([1.0 if one is None else one for one in examples])
-        rates = np.array(distances, float), 1 / np.array(distances, float)
-        columns = (
-            np.array(steps, float),
-            filled,
-            counted,
-            *rates,
-            np.array(starts, np.int64),
-            np.array(orders, np.int64),
-        )
-        return list(clients), list(vectors), *columns, changed
+        numbers = np.array([steps, examples, distances, 1 / np.array(distances)])
+        return list(clients), list(vectors), numbers, np.array([kinds, starts, orders, forms], np.int64), changed
 
     def _claims(self, update):
         oldest, newest, absent = self._rounds
         start = absent if update.round is None else update.round
+        start, form = _number(start), KINDS.index(update.kind)
         if start == -2 or (update.round is not None and not (start.__class__ is int and oldest <= start <= newest)):
             return None
-        steps, rate = _whole(update.steps, self._most[0]), _rate(update.lr, *self._rates)
-        examples = None if update.examples is None else _whole(update.examples, self._most[1])
-        with np.errstate(all="ignore"):
-            is_usual = bool(steps and rate and examples != 0 and np.isfinite(1 / np.float64(rate * steps)))
-        if not is_usual or self._index.numbers([update.client])[0] < 0:
+        if form and (start != newest or (self._nonnegative if form == 1 else not self._flat)):
             return None
-        return update.client, steps, examples, rate * steps, start
+        steps, rate = _whole(update.steps, self._most[0]), _rate(_number(update.lr), *self._rates)
+        examples = 1.0 if update.examples is None else _amount(update.examples)
+        weight = examples if update.weight is None else _amount(update.weight)
+        kind = 2 if update.weight is not None else int(update.examples is not None)
+        with np.errstate(all="ignore"):
+            is_usual = bool(steps and rate and np.isfinite(1 / np.float64(rate * steps)))
+        is_weighed = 0 < examples <= self._most[1] and weight >= 0 and (kind < 2 or self._weighs)
+        if not (is_usual and is_weighed and self._index.numbers([_number(update.client)])[0] >= 0):
+            return None
+        return _number(update.client), steps, weight, rate * steps, start, kind, form
 
     def _model(self, update):
         """Return the vector, its source unless it is a copy, whether it may wait, and its bytes."""
@@ -166,7 +166,7 @@ class PlainUpdates:
         return vector, None if source is None else update.value, safe, sent
 
     def _named(self, update):
-        model = update.value
+        model = _by_name(update.value)
         flat = _flat(model, self._parts, self._n) if model.__class__ in (dict, OrderedDict) else None
         if flat is None or any((flat[0][slice(*ends)] < 0).any() for ends in self._nonnegative):
             return None
@@ -176,8 +176,13 @@ class PlainUpdates:
         return vectors, None, self._may_hold or update.keep is True or are_immutable(vectors), 4 * self._n
 
 
+def _by_name(model: Any) -> Any:
+    return dict(enumerate(model)) if model.__class__ in (list, tuple) else model
+
+
 def _flat(model: Any, parts: Any, n: int) -> tuple[F32, int] | None:
     """Return a model's floats of 16 or 32 bits as one vector, and their bytes."""
+    model = _by_name(model)
     is_dict = model.__class__ in (dict, OrderedDict)
     if is_dict and model.keys() != {name for name, _ in parts}:
         return None
@@ -204,15 +209,17 @@ def _is_plain(update: Any) -> bool:
         _whole(update.count, 1) == 1
         and update.control is None
         and type(update.kind) is str
-        and update.kind == "model"
-        and update.weight is None
+        and update.kind in KINDS
+        and not (update.kind == "gradient" and isinstance(update.value, dict | list | tuple))
         and update.update_id is None
-        and (update.loss is None or (update.loss.__class__ is float and 0 <= update.loss < math.inf))
+        and (update.loss is None or _amount(update.loss) >= 0)
     )
 
 
 def _plain_model(y: Any, n: int) -> F32 | None:
     """Return a model as a plain NumPy vector of n float32 numbers, without a copy; None if that is impossible."""
+    if y.__class__ is bytes and len(y) == 4 * n:
+        return np.frombuffer(y, np.float32)
     if y.__class__.__module__ == "torch":
         try:
             y = y.detach().numpy()
@@ -223,17 +230,24 @@ def _plain_model(y: Any, n: int) -> F32 | None:
     return y if y.flags.c_contiguous and y.flags.aligned else None
 
 
+def _number(value: Any) -> Any:
+    """Return a number of NumPy as Python's."""
+    return value.item() if isinstance(value, np.integer | np.floating) else value
+
+
+def _amount(value: Any) -> float:
+    """Return ``value`` if it is a float or an int, finite and at least 0; otherwise -1."""
+    value = _number(value)
+    return float(value) if value.__class__ in (int, float) and 0 <= value < 2**1024 else -1.0
+
+
 def _whole(value: object, most: float) -> float:
     """Return ``value`` if it is an int within 1..most; otherwise 0."""
+    value = _number(value)
     return float(value) if isinstance(value, int) and value.__class__ is int and 1 <= value <= most else 0.0
 
 
 def _rate(value: object, sent: float, own: bool, most: float) -> float:
     """Return the client's rate: ``sent`` for None or an equal number, a float in (0, most] if ``own``; otherwise 0."""
-    if value is None:
-        return sent
-    if not isinstance(value, float) or value.__class__ is not float:
-        return 0.0
-    if own:
-        return value if 0 < value <= most else 0.0
-    return sent if value == sent else 0.0
+    value = sent if value is None else _amount(value)
+    return value if (0 < value <= most if own else value == sent) else 0.0

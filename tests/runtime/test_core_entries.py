@@ -70,7 +70,7 @@ def test_a_key_is_a_list_or_a_tuple_of_ints():
 
 
 def plain_updates(type):
-    limits = 0.1, 10.0, 10.0, False, 10.0, 0, 0, 0, False
+    limits = 0.1, 10.0, 10.0, False, 10.0, 0, 0, 0, False, True, True
     return _core.PlainUpdates(type, INDEX, 4, limits, [], [], 0, False, lambda y: False)
 
 
@@ -129,7 +129,7 @@ values = {
 }
 index = _core.ClientIndex(bytes(16), 5)
 functions = [getattr(_core, name) for name in dir(_core) if not name.startswith("_") and name != "in_ieee_mode"]
-limits = 0.1, 10.0, 10.0, False, 10.0, 0, 0, 0, False
+limits = 0.1, 10.0, 10.0, False, 10.0, 0, 0, 0, False, True, True
 updates = _core.PlainUpdates(Update, index, 7, limits, [], [("w", (7,))], 100, False, lambda y: False)
 functions += [getattr(one, name) for one in (index, updates) for name in dir(one) if not name.startswith("_")]
 functions = [f for f in functions if callable(f)]

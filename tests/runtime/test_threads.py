@@ -173,7 +173,7 @@ def test_updates_are_read_during_additions_and_removals():
 
     def read():
         for _ in range(CLIENTS // 4):
-            limits = 0.1, 1e9, 1e9, False, 1e9, 0, 0, 0, False
+            limits = 0.1, 1e9, 1e9, False, 1e9, 0, 0, 0, False, True, True
             plain = core.PlainUpdates(fedcore.Update, registry.index, 4, limits, [], [], 0, False, lambda y: False)
             plain.add(updates, set(), set(), -1, 0)
             clients, ys, *_ = plain.take()
