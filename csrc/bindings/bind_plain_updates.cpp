@@ -42,9 +42,9 @@ double rate(PyObject* object, double sent, bool own, double most) {
 }
 
 // A model as a plain NumPy vector of n float32: the array, or torch's NumPy view of a tensor; else null.
-py::object plain_model(PyObject* model, std::int64_t n, bool kept) {
+py::object plain_model(PyObject* model, std::int64_t n) {
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
-    py::object view = view_of_torch(model, kept);
+    py::object view = view_of_torch(model);
     return view && is_plain_vector(view, n) ? view : py::object();
 }
 
@@ -124,7 +124,7 @@ struct Part {
 std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shape, std::int64_t n, float* to) {
     const py::object bits = bits_of_torch(tensor);
     const bool brain = static_cast<bool>(bits);
-    if (py::object view = brain ? bits : view_of_torch(tensor, false)) tensor = view;
+    if (py::object view = brain ? bits : view_of_torch(tensor)) tensor = view;
     if (!is_plain_array(tensor, shape)) return -1;
     const auto* const array = array_proxy(tensor.ptr());
     const auto* const dtype = array_descriptor_proxy(array->descr);
@@ -305,7 +305,7 @@ class PlainUpdates {
     // folded at once.
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         const bool small = 4 * n_ <= copied_;
-        py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
+        py::object vector = plain_model(model, n_);
         const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
         std::int64_t bytes = 4 * n_;
         if (!safe && small) {
@@ -383,7 +383,7 @@ class PlainUpdates {
 
     bool is_unchanged(const Entry& entry) const {
         if (!entry.source) return true;
-        const py::object now = plain_model(entry.source.ptr(), n_, false);
+        const py::object now = plain_model(entry.source.ptr(), n_);
         return now && array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
     }
 
