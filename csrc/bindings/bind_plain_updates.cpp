@@ -58,11 +58,11 @@ double rate(PyObject* object, double sent, bool own, double most) {
 }
 
 // A model as a plain NumPy vector of n float32: the array, or a view of bytes or of a tensor of torch; else null.
-py::object plain_model(PyObject* model, std::int64_t n, bool kept) {
+py::object plain_model(PyObject* model, std::int64_t n) {
     if (PyBytes_CheckExact(model) && PyBytes_GET_SIZE(model) == 4 * n)
         return py::array_t<float>(n, reinterpret_cast<const float*>(PyBytes_AS_STRING(model)), model);
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
-    py::object view = view_of_torch(model, kept);
+    py::object view = view_of_torch(model);
     return view && is_plain_vector(view, n) ? view : py::object();
 }
 
@@ -142,7 +142,7 @@ struct Part {
 std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shape, std::int64_t n, float* to) {
     const py::object bits = bits_of_torch(tensor);
     const bool brain = static_cast<bool>(bits);
-    if (py::object view = brain ? bits : view_of_torch(tensor, false)) tensor = view;
+    if (py::object view = brain ? bits : view_of_torch(tensor)) tensor = view;
     if (!is_plain_array(tensor, shape)) return -1;
     const auto* const array = array_proxy(tensor.ptr());
     const auto* const dtype = array_descriptor_proxy(array->descr);
@@ -315,7 +315,7 @@ class PlainUpdates {
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         const bool small = 4 * n_ <= copied_;
         if (out.form == kGradient && (PyDict_Check(model) || PyList_Check(model) || PyTuple_Check(model))) return -1;
-        py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
+        py::object vector = plain_model(model, n_);
         const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
         std::int64_t bytes = 4 * n_;
         if (!safe && small) {
@@ -391,7 +391,7 @@ class PlainUpdates {
 
     bool is_unchanged(const Entry& entry) const {
         if (!entry.source) return true;
-        const py::object now = plain_model(entry.source.ptr(), n_, false);
+        const py::object now = plain_model(entry.source.ptr(), n_);
         return now && array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
     }
 

@@ -12,6 +12,13 @@ std::int64_t size_of(Dtype dtype) {
     return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
 }
 
+const Sums<float>& sums(const float*) {
+    return table().sums32;
+}
+const Sums<double>& sums(const double*) {
+    return table().sums64;
+}
+
 }  // namespace
 
 void weighted_sums(const RowSum* sums, const double* weights, std::int64_t k, const Piece* pieces, std::int64_t count,
@@ -33,17 +40,6 @@ void weighted_sums(const RowSum* sums, const double* weights, std::int64_t k, co
         });
     if (squared_norms != nullptr) add_partials(scratch, count, k + 1, squared_norms);
 }
-
-namespace {
-
-const Sums<float>& sums(const float*) {
-    return table().sums32;
-}
-const Sums<double>& sums(const double*) {
-    return table().sums64;
-}
-
-}  // namespace
 
 template <class Sum>
 void accumulate(const Fold<Sum>* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,

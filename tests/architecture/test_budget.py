@@ -16,7 +16,7 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 7_014,
-    "csrc": 11_727,
+    "csrc": 11_726,
     "tests": 65_059,
     "fedcore": 2_808,
     "fedcore/adapters": 2_840,
