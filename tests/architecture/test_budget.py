@@ -17,11 +17,11 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_014,
     "csrc": 11_731,
-    "tests": 65_065,
+    "tests": 65_064,
     "fedcore": 2_807,
     "fedcore/adapters": 2_839,
     "fedcore/algorithms": 1_281,
-    "fedcore/cli": 1_612,
+    "fedcore/cli": 1_611,
     "fedcore/cluster": 2_252,
     "fedcore/kernels": 505,
     "fedcore/model": 2_507,
