@@ -246,8 +246,8 @@ def measured(
             runs = [of(*size, edge=True, own_ids=True) for size in SIZES]
             costs |= {"edge": seconds(runs, "rounds"), "sum": seconds(runs, "sums"), "step": seconds(runs, "steps")}
             costs |= {"exact": runs[-1]["memory"] / n / 2}  # of the server, and of the edge
-            crowd = [of(*OF_CROWD, CROWD, edge=True, own_ids=True)]
-            costs |= {"crowd": [seconds(crowd, key, [OF_CROWD])[0][2] for key in ("sums", "steps")]}
+            crowded = [of(*OF_CROWD, CROWD, edge=True, own_ids=True)]
+            costs |= {"crowd": [seconds(crowded, key, [OF_CROWD])[0][2] for key in ("sums", "steps")]}
     return costs
 
 
