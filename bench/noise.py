@@ -41,9 +41,8 @@ def law() -> None:
     print(f"KS distance on {BINS} bins  {distance:.2e}   p = {stats.kstwobign.sf(distance * N**0.5):.3f}")
     for k, (value, deviation) in enumerate(zip(moments, (1, 2, 15, 96), strict=True), 1):
         expected = {1: 0, 2: 1, 3: 0, 4: 3}[k]
-        print(
-            f"moment {k}   {value:+.6f}   {(value - expected) / (deviation / N) ** 0.5:+.2f} deviations from {expected}"
-        )
+        off = (value - expected) / (deviation / N) ** 0.5
+        print(f"moment {k}   {value:+.6f}   {off:+.2f} deviations from {expected}")
     for t, count in tails.items():
         expected = 2 * N * stats.norm.sf(t)
         print(f"|y| > {t}   {count}   {(count - expected) / expected**0.5:+.2f} deviations from {expected:.1f}")
@@ -63,9 +62,8 @@ def speed(n: int = 10**7) -> None:
     from fedcore.arrays import core
 
     out, rng, key, most = np.zeros(n), np.random.default_rng(0), os.urandom(32), fedcore.threads()
-    print(
-        f"ChaCha20, 16 bytes on one thread             {best(lambda: core.chacha20(key, 0, bytes(12), n // 64)):.1f} ns"
-    )
+    chacha = best(lambda: core.chacha20(key, 0, bytes(12), n // 64))
+    print(f"ChaCha20, 16 bytes on one thread             {chacha:.1f} ns")
     for threads in sorted({1, most}):
         fedcore.set_threads(threads)
         ns = best(lambda: kernels.add_discrete_gaussian(out, 1.0, SIGMA, key, out=out))

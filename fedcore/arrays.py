@@ -501,9 +501,7 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError:
         package = name.partition(".")[0]
-        raise MissingDependencyError(
-            f'tensors: {package} is not installed; install it or use tensors(library="numpy")'
-        ) from None
+        raise MissingDependencyError(f'tensors: {package} is missing; install it or pass library="numpy"') from None
 
 
 # Allocation of aligned vectors on CPU and CUDA, and reuse of freed memory.

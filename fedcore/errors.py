@@ -30,6 +30,10 @@ class RangeError(FedcoreError, ValueError):
     """A number is outside its range."""
 
 
+class TooFewUpdatesError(RangeError):
+    """A robust rule needs more updates than there are."""
+
+
 class UnknownNameError(FedcoreError, ValueError):
     """A name, for example of an algorithm, a preset or a model, is unknown."""
 

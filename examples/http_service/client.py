@@ -11,11 +11,6 @@ import numpy as np
 PIECE = 1 << 20
 
 
-def require(status, answer, *expected):
-    if status not in expected:
-        raise PermissionError(f"{status}: {answer.decode()}")
-
-
 class Client:
     """One client: `Client(host, port).register(name, enrolment)`, then `run(train)`.
 
@@ -25,42 +20,43 @@ class Client:
     def __init__(self, host, port, token=None, patience=120):
         self.address, self.token, self.patience = (host, port), token, patience
 
-    def ask(self, method, path, body=None, token=None, **headers):
-        """Send a request, and again while the service is full, restarts or does not answer; return (status, body)."""
+    def ask(self, method, path, expected, body=None, token=None, **headers):
+        """Send a request, and again while the service is full, restarts or does not answer; return (status, body).
+
+        Raise PermissionError for a status that is not expected.
+        """
         headers["authorization"] = f"Bearer {token or self.token}"
         end = time.monotonic() + self.patience
         while True:
             connection = HTTPConnection(*self.address, timeout=60)
             try:
-                content = body() if callable(body) else body
-                connection.request(method, path, content, headers, encode_chunked=callable(body))
+                connection.request(method, path, body and body(), headers, encode_chunked=True)
                 with connection.getresponse() as answer:
                     status, found = answer.status, answer.read()
-                if status < 500:
-                    return status, found
             except (OSError, HTTPException):
-                status = None
+                status = 503  # as if the service were full
             finally:
                 connection.close()
+            if status in expected:
+                return status, found
+            if status < 500:
+                raise PermissionError(f"{status}: {found.decode()}")
             if time.monotonic() > end:
                 raise TimeoutError(f"{method} {path}: no answer for {self.patience} seconds ({status})")
             time.sleep(0.2)
 
     def register(self, name, enrolment):
-        status, answer = self.ask("POST", "/register", json.dumps({"client": name}), token=enrolment)
-        require(status, answer, 200)
+        _, answer = self.ask("POST", f"/register?client={name}", [200], token=enrolment)
         self.token = json.loads(answer)["token"]  # keep it: it stays valid when the service starts again
         return self
 
     def next_round(self, first=0):
         """Wait for a round that asks this client; return it with its x, float32[n]."""
         while True:
-            status, answer = self.ask("GET", f"/rounds/{first}/next")
-            require(status, answer, 200, 204)
+            status, answer = self.ask("GET", f"/rounds/{first}/next", [200, 204])
             if status == 200:
                 found = json.loads(answer)
-                status, x = self.ask("GET", f"/rounds/{found['round']}/model")
-                require(status, x, 200, 409)
+                status, x = self.ask("GET", f"/rounds/{found['round']}/model", [200, 409])
                 if status == 200:
                     return found, np.frombuffer(x, "<f4")
 
@@ -69,9 +65,7 @@ class Client:
         memory = memoryview(np.ascontiguousarray(y, "<f4")).cast("B")
         path = f"/rounds/{number}/update?steps={steps}&examples={examples}&id={update_id or uuid.uuid4()}"
         pieces = lambda: (memory[start : start + PIECE] for start in range(0, len(memory), PIECE))  # noqa: E731
-        status, answer = self.ask("POST", path, pieces, **{"transfer-encoding": "chunked"})
-        require(status, answer, 200, 409)
-        return json.loads(answer)
+        return json.loads(self.ask("POST", path, [200, 409], pieces, **{"transfer-encoding": "chunked"})[1])
 
     def run(self, train, rounds):
         """Take part in some rounds; `train(x, lr)` returns (y, steps, examples)."""

@@ -26,27 +26,21 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import fedcore
-from fedcore import Reply
 from fedcore.callbacks import Prometheus
 from fedcore.errors import FedcoreError, RoundError, StoreError
 from fedcore.sampling import without_replacement
 
-LOG = logging.getLogger("service")
 PIECE = 1 << 20  # bytes of one write of a broadcast
 POLL = 20  # seconds that a client waits for a round before it asks again
 UPLOAD = 600  # seconds that an update may take
 STALL = 30  # seconds that an update may take between two pieces
-REGISTRATION = 4096  # bytes of a request to register
 NOT_ASKED = "round: it is over, or does not ask this client"
 
 
 def make_model(parameters):
     """Return the initial model. Replace it by your own: an `nn.Module`, or arrays by name."""
     rng, wide = np.random.default_rng(0), parameters * 9 // 10
-    return {
-        "wide": rng.normal(0, 0.01, wide).astype(np.float32),
-        "head": np.zeros(parameters - wide, np.float32),
-    }
+    return {"wide": rng.normal(0, 0.01, wide).astype(np.float32), "head": np.zeros(parameters - wide, np.float32)}
 
 
 class Service:
@@ -54,24 +48,22 @@ class Service:
 
     Args:
         server: a `fedcore.Server` whose method sends only x and a rate: FedAvg, FedAvgM, FedVARP, MIFA, MimiC, ...
-        state: the folder of the secret from which the tokens of clients are made, and of the lists of asked clients and
-            of rejected ones.
+        state: the folder of the secret from which the tokens of clients are made, and of asked and rejected clients.
         enrolment: the token that a new client shows. Give each client its own if they must not pose as each other.
         cohort: the number of clients that a round needs.
     """
 
     def __init__(self, server, state, enrolment, cohort):
-        self.enrolment = long_enough(enrolment)
-        self.server, self.key, self.cohort = server, key_of(state), cohort
+        self.server, self.key, self.enrolment, self.cohort = server, key_of(state), enrolment, cohort
         self.registry = prometheus.CollectorRegistry()
         server.callbacks = (*server.callbacks, Prometheus("http", registry=self.registry))
         self.replies = prometheus.Counter("http_updates", "Updates by status", ["status"], registry=self.registry)
         self.uploads = prometheus.Gauge("http_uploads_open", "Updates that arrive now", registry=self.registry)
         self.round, self.sent = None, None
-        self.asked_file, self.rejected_file = Path(state, "asked.json"), Path(state, "rejected.json")
+        self.file = Path(state, "clients.json")
+        saved = json.loads(self.file.read_bytes()) if self.file.exists() else {"asked": {}, "rejected": {}}
         # The clients that each recent round asks; and of each client the last update, if its round rejected it.
-        self.asked = {int(number): set(ids) for number, ids in read_file(self.asked_file).items()}
-        self.rejected = read_file(self.rejected_file)
+        self.asked, self.rejected = {int(n): ids for n, ids in saved["asked"].items()}, saved["rejected"]
         # The clients that join with the next round; and the time limit of each client's open upload.
         self.joining, self.arriving, self.beginning = set(), {}, asyncio.Lock()
         self.arrived, self.opened, self.stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -91,13 +83,17 @@ class Service:
                     await asyncio.wait_for(self.arrived.wait(), wait)
             self.opened.clear()
             report = await asyncio.to_thread(self.round.finish)
-            LOG.info("round %d: %s, %d accepted", report.round, reason, len(report.accepted))
+            logging.info("round %d: %s, %d accepted", report.round, reason, len(report.accepted))
             for client in report.accepted:
                 self.rejected.pop(client, None)
             for client, why in report.rejected:
-                LOG.warning("round %d: %s: %s", report.round, client, why)
+                logging.warning("round %d: %s: %s", report.round, client, why)
                 self.rejected[client] = {"round": report.round, "reason": why}
-            await asyncio.to_thread(write_file, self.rejected_file, json.dumps(self.rejected))
+            await asyncio.to_thread(self.save, self.asked)
+
+    def save(self, asked):
+        """Keep the asked and the rejected clients over a crash."""
+        write_file(self.file, json.dumps({"asked": asked, "rejected": self.rejected}))
 
     async def open(self):
         """Wait for enough clients, and open the next round for some of them."""
@@ -114,30 +110,20 @@ class Service:
             sent = self.server.broadcast([clients[i] for i in chosen.tolist()])
             if sent.has_offset or sent.second:
                 raise FedcoreError("algorithm: it sends more than x; send Broadcast.of(client) to each client too")
-            # Updates of the last max_staleness rounds may still arrive. The file keeps the clients over a crash.
+            # Updates of the last max_staleness rounds may still arrive.
             asked = {n: ids for n, ids in self.asked.items() if n >= number - self.server.policy.max_staleness}
-            asked[number] = {*sent.ids, *asked.get(number, ())}
-            write_file(self.asked_file, json.dumps({n: sorted(ids) for n, ids in asked.items()}))
+            asked[number] = sorted({*sent.ids, *asked.get(number, ())})
+            self.save(asked)
             opened = self.server.open_round()  # after a crash with the updates of its journal
             return asked, sent, opened, memoryview(np.array(sent.x, "<f4")).cast("B")
 
         self.asked, self.sent, self.round, self.x = await asyncio.to_thread(start)
         self.opened.set()
 
-    def ended(self, task):
-        if not task.cancelled():
-            self.fail(task.exception())
-
     def fail(self, error):
         """Stop the process after a fault, such as a step that diverges or a full disk; a supervisor may restart it."""
-        LOG.error("the service stops", exc_info=error)
+        logging.error("the service stops", exc_info=error)
         signal.raise_signal(signal.SIGTERM)
-
-    async def close(self):
-        """Stop. The journal keeps the updates of the open round, as after a crash."""
-        self.running.cancel()
-        await asyncio.gather(self.running, return_exceptions=True)
-        await asyncio.to_thread(self.server.close)
 
     # The requests.
 
@@ -153,20 +139,12 @@ class Service:
         return client
 
     async def register(self, request):
-        """POST /register, with the enrolment token and {"client": id}: return the client's own token and the layout."""
+        """POST /register?client=a, with the enrolment token: return the client's own token and the layout."""
         if not hmac.compare_digest(bearer(request).encode(), self.enrolment.encode()):
             raise HTTPException(401, "token: not the enrolment token")
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > REGISTRATION:
-                raise HTTPException(413, f"client: the request has more than {REGISTRATION} bytes")
-        try:
-            client = json.loads(body)["client"]
-            if not re.fullmatch(r"[\w.-]{1,64}", client, re.ASCII):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise HTTPException(422, "client: must be 1 to 64 ASCII letters, digits, '_', '.' and '-'") from None
+        client = request.query_params.get("client", "")
+        if not re.fullmatch(r"[\w.-]{1,64}", client, re.ASCII):
+            raise HTTPException(422, "client: must be 1 to 64 ASCII letters, digits, '_', '.' and '-'")
         self.join(client)
         layout = [{"name": piece.name, "shape": piece.shape} for piece in self.server.layout.slices]
         return JSONResponse({"token": self.token_of(client), "layout": layout})
@@ -186,8 +164,8 @@ class Service:
         while asyncio.get_running_loop().time() < end and not self.stopping.is_set():
             number = self.sent.round if self.opened.is_set() else -1
             if number >= request.path_params["round"] and client in self.asked[number]:
-                rejected = self.rejected.get(client)
-                return JSONResponse({"round": number, "lr": float(self.sent.lr), "rejected": rejected})
+                sent = {"round": number, "lr": float(self.sent.lr)}
+                return JSONResponse(sent | {"rejected": self.rejected.get(client)})
             await asyncio.sleep(0.1)
         return Response(status_code=204)
 
@@ -197,12 +175,8 @@ class Service:
         if self.sent is None or number != self.sent.round or client not in self.asked[number]:
             raise HTTPException(409, NOT_ASKED)
         x = self.x
-
-        async def pieces():
-            for start in range(0, len(x), PIECE):
-                yield x[start : start + PIECE]
-
-        return StreamingResponse(pieces(), headers={"content-length": str(len(x))})
+        pieces = (x[start : start + PIECE] for start in range(0, len(x), PIECE))
+        return StreamingResponse(pieces, headers={"content-length": str(len(x))})
 
     async def update(self, request):
         """POST /rounds/N/update?steps=5&examples=30&id=a7: the client's model, in the form of GET /rounds/N/model.
@@ -214,7 +188,7 @@ class Service:
         if self.stopping.is_set() or not self.opened.is_set():
             raise self.busy()
         if client not in self.asked.get(number, ()):
-            return self.answer(Reply("rejected", NOT_ASKED))
+            return self.answer(fedcore.Reply("rejected", NOT_ASKED))
         if client not in self.arriving and len(self.arriving) >= self.server.limits.max_open:
             raise self.busy()
         before, limit = self.arriving.get(client), asyncio.timeout(None)
@@ -227,11 +201,11 @@ class Service:
                     pieces = in_time(request.stream(), limit)
                     reply = await self.receive(opened, client, number, request.query_params, pieces)
         except (TimeoutError, ClientDisconnect):
-            reply = Reply("rejected", "update: it did not arrive in time, or the client began another one")
+            reply = fedcore.Reply("rejected", "update: it did not arrive in time, or the client began another one")
         except (RoundError, ValueError, KeyError) as error:
             if not opened.is_open:  # it closed meanwhile: the update may count in the next round
                 raise self.busy() from None
-            reply = Reply("rejected", str(error))
+            reply = fedcore.Reply("rejected", str(error))
         except (FedcoreError, OSError, MemoryError) as error:  # the client is not at fault
             self.fail(error)
             raise self.busy() from None
@@ -247,18 +221,16 @@ class Service:
 
     def busy(self):
         self.replies.labels("busy").inc()
-        text = "the service is full, between two rounds, or stops; send the update again"
-        return HTTPException(503, text, {"retry-after": "1"})
+        return HTTPException(503, "the service is full, between two rounds, or stops; send again", {"retry-after": "1"})
 
     async def receive(self, opened, client, number, claims, pieces):
         """Write the body to the round as it arrives: at most one piece of it is in memory twice."""
         try:
-            numbers = {"steps": int(claims["steps"]), "examples": float(claims.get("examples", 1)), "round": number}
-            update_id = claims["id"]
+            how = dict(steps=int(claims["steps"]), examples=float(claims.get("examples", 1)), update_id=claims["id"])
         except (KeyError, ValueError):
             raise ValueError("update: needs steps (an integer), examples (a number) and id in its address") from None
         async with self.beginning:  # in the order of arrival, because the round keeps a client's last one
-            incoming = await asyncio.to_thread(opened.begin, client, **numbers, update_id=update_id)
+            incoming = await asyncio.to_thread(opened.begin, client, round=number, **how)
         try:
             await self.write(incoming, pieces)
             reply = await asyncio.to_thread(incoming.done)
@@ -269,30 +241,27 @@ class Service:
         return reply
 
     async def write(self, incoming, pieces):
-        tensors, rest, start = iter(self.server.layout.slices), b"", 0
-        tensor = next(tensors)
+        rest, start = b"", 0
         async for piece in pieces:
             piece = rest + piece if rest else piece
             numbers = np.frombuffer(piece, "<f4", len(piece) // 4)
-            rest = piece[4 * len(numbers) :]
+            rest, stop = piece[4 * len(numbers) :], start + len(numbers)
             if not np.isfinite(numbers).all():  # the round would reject it too, but only at its end
                 raise ValueError("update: expected finite numbers, got a NaN or an infinity")
-            while len(numbers):
-                if start == tensor.stop - tensor.start:
-                    if (tensor := next(tensors, None)) is None:
-                        raise ValueError("update: it has more numbers than the model")
-                    start = 0
-                some = numbers[: tensor.stop - tensor.start - start]
-                incoming.write(tensor.name, some, start)
-                start, numbers = start + len(some), numbers[len(some) :]
+            if stop > self.server.layout.n:
+                raise ValueError("update: it has more numbers than the model")
+            for tensor in self.server.layout.slices:
+                first, last = max(start, tensor.start), min(stop, tensor.stop)
+                if first < last:
+                    incoming.write(tensor.name, numbers[first - start : last - start], first - tensor.start)
+            start = stop
         if rest:
             raise ValueError("update: it has more bytes than its numbers of 4 bytes")
 
     async def health(self, request):
         """GET /health: 503 if the rounds have stopped."""
-        is_well = not self.running.done() and not self.stopping.is_set()
         state = {"round": self.server.round_number, "clients": len(self.server.clients), "open": self.opened.is_set()}
-        return JSONResponse(state, 200 if is_well else 503)
+        return JSONResponse(state, 503 if self.running.done() or self.stopping.is_set() else 200)
 
     async def metrics(self, request):
         return Response(prometheus.generate_latest(self.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
@@ -301,9 +270,11 @@ class Service:
         @contextlib.asynccontextmanager
         async def lifespan(app):
             self.running = asyncio.create_task(self.run())
-            self.running.add_done_callback(self.ended)
+            self.running.add_done_callback(lambda task: task.cancelled() or self.fail(task.exception()))
             yield
-            await self.close()
+            self.running.cancel()  # the journal keeps the updates of the open round, as after a crash
+            await asyncio.gather(self.running, return_exceptions=True)
+            await asyncio.to_thread(self.server.close)
 
         routes = [
             Route("/register", self.register, methods=["POST"]),
@@ -343,16 +314,6 @@ def bearer(request):
     return token
 
 
-def long_enough(enrolment):
-    if len(enrolment) < 16:
-        raise ValueError("ENROLMENT_TOKEN: must have at least 16 characters; make one with `openssl rand -hex 16`")
-    return enrolment
-
-
-def read_file(path):
-    return json.loads(path.read_bytes()) if path.exists() else {}
-
-
 def write_file(path, text):
     """Write a file that only the service's user can read, durably and as a whole or not at all."""
     part = path.with_suffix(".part")
@@ -372,9 +333,7 @@ def key_of(state):
     if not path.exists():
         write_file(path, secrets.token_hex(32))
     if not re.fullmatch("[0-9a-f]{64}", text := path.read_text()):
-        raise ValueError(
-            f"{path}: is no key of 32 bytes; restore it, or delete it, and all clients must register again"
-        )
+        raise ValueError(f"{path}: is no key of 32 bytes; restore it, or delete it: then all clients register again")
     return bytes.fromhex(text)
 
 
@@ -389,32 +348,22 @@ def main():
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"), default=(None, None))
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     half = max(options.cohort // 2, 1)
     try:
-        enrolment = long_enough(os.environ.get("ENROLMENT_TOKEN", ""))
-        server = fedcore.Server.open(
-            fedcore.Storage(options.state / "server", journal=True),  # an answered update survives kill -9
-            make_model(options.parameters),
-            "FedAvg",
-            clients=[],
-            lr=0.1,
-            policy=fedcore.RoundPolicy(half, 0.8, options.deadline, options.deadline / 20, 1.2, max_staleness=1),
-            limits=fedcore.Limits(max_steps=10_000, max_examples=10**6, max_open=options.uploads),
-        )
+        if len(enrolment := os.environ.get("ENROLMENT_TOKEN", "")) < 16:
+            raise ValueError("ENROLMENT_TOKEN: must have at least 16 characters; make one with `openssl rand -hex 16`")
+        storage = fedcore.Storage(options.state / "server", journal=True)  # an answered update survives kill -9
+        policy = fedcore.RoundPolicy(half, 0.8, options.deadline, options.deadline / 20, 1.2, max_staleness=1)
+        limits = fedcore.Limits(max_steps=10_000, max_examples=10**6, max_open=options.uploads)
+        model = make_model(options.parameters)
+        server = fedcore.Server.open(storage, model, "FedAvg", [], lr=0.1, policy=policy, limits=limits)
         service = Service(server, options.state, enrolment, options.cohort)
     except (FedcoreError, ValueError, OSError) as error:
         parser.exit(1, f"error: {error}\n")
-    certificate, tls_key = options.tls
-    config = uvicorn.Config(
-        service.app(),
-        host=options.host,
-        port=options.port,
-        ssl_certfile=certificate,
-        ssl_keyfile=tls_key,
-        access_log=False,
-        timeout_graceful_shutdown=60,
-    )
+    tls = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=True))
+    how = {"host": options.host, "port": options.port, "access_log": False, "timeout_graceful_shutdown": 60}
+    config = uvicorn.Config(service.app(), **how, **tls)
     config.service = service
     Uvicorn(config).run()
 

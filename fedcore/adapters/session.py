@@ -9,7 +9,7 @@ from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.algorithms.local_rules import name_of
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import to_host
-from fedcore.errors import RangeError, RoundError, UnknownClientError, UnknownNameError
+from fedcore.errors import RangeError, RoundError, TooFewUpdatesError, UnknownClientError, UnknownNameError
 from fedcore.files import closed_on_error
 from fedcore.model import Layout, Model
 from fedcore.options import MOST_CLIENT_LR, Limits, RoundPolicy, ServerOptions, Settings, from_mapping
@@ -186,10 +186,7 @@ def changes(server: Server, model: Any, returned: Mapping[str, Any] | None = Non
 def require_rate_of_rounds(lr: float | Rate | None) -> None:
     """Raise an error if the rate differs between the steps of a round; a message carries one rate."""
     if hasattr(lr, "of_step"):
-        raise RangeError(
-            f"lr={lr!r}: must not change within a round; use lambda round: rate(round), the rate of each round's first "
-            "step"
-        )
+        raise RangeError(f"lr={lr!r}: must not change within a round; use lambda round: rate(round), its first rate")
 
 
 def steps_of(reported: object, metrics: Mapping[str, Any], steps: int | str | None, server: Server) -> Any:
@@ -214,9 +211,7 @@ def steps_of(reported: object, metrics: Mapping[str, Any], steps: int | str | No
     if server.averages_models and not algorithm.needs_shares:  # FlexibleFedAvg weights by the steps
         return 1
     other = f", or use {option}" if (option := algorithm.averaging_option) else ""
-    raise RangeError(
-        f"{missing}; answer with Task.reply, or set the strategy's steps= to a number or a metric's name{other}"
-    )
+    raise RangeError(f"{missing}; answer with Task.reply, or set steps= to a number or a metric's name{other}")
 
 
 def require_steps(steps: int | str | None, algorithm: Algorithm) -> None:
@@ -226,9 +221,7 @@ def require_steps(steps: int | str | None, algorithm: Algorithm) -> None:
     if not (is_integer(steps, 1, 2**53) or (isinstance(steps, str) and steps)):
         raise RangeError(f"steps={steps!r}: must be {describe_integers(1, 2**53)}, or a metric's name")
     if more := beyond_plain_steps(algorithm):
-        raise RangeError(
-            f"steps={steps!r}: not allowed, since {type(algorithm).__name__} is a method {more}; leave it out"
-        )
+        raise RangeError(f"steps={steps!r}: not for {type(algorithm).__name__}, a method {more}; leave it out")
 
 
 # The clients' replies, and log lines on them.
@@ -250,17 +243,19 @@ def add_reply(round: Round, client: ClientId, read: Callable[[], Update]) -> boo
         return False
 
 
-def finish(server: Server, round: Round, log: Callable[[str], Any], errors: Any = RangeError) -> Report:
+def finish(server: Server, round: Round, log: Callable[[str], Any], errors: Any = TooFewUpdatesError) -> Report:
     """Finish a round. One with too few updates for a robust rule is aborted: the model stays, and none is accepted.
 
     Args:
         log: gets a line on an aborted round.
         errors: the errors that abort a round. With RoundError they include the policy's; then the updates count as
-            accepted in the report.
+            accepted in the report. An error that closed the round itself is raised.
     """
     try:
         return round.finish()
     except errors as error:
+        if not round.is_open:
+            raise
         round.abort(keep=isinstance(error, RoundError))  # in a journal: the next round starts with those that count
         log(f"the model stays: {error}")
         lost = [] if isinstance(error, RoundError) else [(client, str(error)) for client in round.clients]

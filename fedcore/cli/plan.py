@@ -30,22 +30,22 @@ from fedcore.store.slots import Codec, Geometry, RowFormat
 from fedcore.validation import expand_home
 
 FILE = "plan.json"
-SIZES = ((1_000, 10_000, 1_000), (10_000, 1_000, 100), (100_000, 40, 4), (4_000_000, 10, 2))
-"""The sizes of a measured model, and two numbers of updates in a round of each."""
-CLIENTS, ROUNDS = 500_000, 4
-"""The clients of the server whose memory and disk space are measured, and the rounds with each number of updates."""
+SIZES = ((1_000, 10_000, 1_000, 6), (10_000, 1_000, 100, 40), (100_000, 40, 4, 100), (4_000_000, 10, 2, 6))
+"""The sizes of a measured model, two numbers of updates in a round of each, and the rounds with each number."""
+CLIENTS, CROWD, OF_CROWD = 500_000, 4_000_000, (1_000, 40_000, 4_000, 6)
+"""The clients of the server whose memory and disk space are measured; more than have their ids in the caches, and the
+sizes of these, as in SIZES."""
 SYNCS = 4
 """How often a round in a folder waits for the disk: for rows, x, sums and the index."""
 RESIDENT = 1 << 30
 """The bytes of rows in files that stay in memory by default."""
 USUAL = {"memory": 64e9, "disk": 4e12, "network": 1.25e9, "seconds": 1.0}
 """A usual machine: bytes, bytes per second (10 Gbit/s), and seconds of work per second."""
-PATIENCE = 600.0
-"""The seconds of a round without a deadline."""
 
 Costs = dict[str, Any]
 """Bytes per client, update or number of the model, and CPU seconds: ``server``, ``edge``, ``sum`` and ``step`` have for
-each size n those of a round (of adding a partial sum, of the step after it) without updates, and of each update."""
+each size n those of a round (of adding a partial sum, of the step after it) without updates, and of each update.
+``crowd`` has those of an update in ``sum`` and ``step`` among CROWD ids."""
 
 
 def add_arguments(top: Parser) -> None:
@@ -94,7 +94,7 @@ def run(options: Options) -> None:
     most = {"shards": -(-options.parameters // BLOCK)} | ({"edges": options.per_round} if "edge" in costs else {})
     _check(options, most["shards"])
     found: dict[str, Any] = plan(costs, method, options)
-    limit, least = options.deadline or PATIENCE, dict[str, tuple[int, float]]()
+    limit, least = options.deadline or 600.0, dict[str, tuple[int, float]]()
     per = {"network": limit, "seconds": limit}
     shares = {part: sum(found[part].values()) / USUAL[part] / per.get(part, 1) for part in USUAL if part in found}
     first = max(shares, key=shares.__getitem__)
@@ -140,6 +140,9 @@ def plan(costs: Costs, method: Algorithm, sizes: Options) -> dict[str, dict[str,
     seconds = {"updates": (update + (sizes.shards > 1) * _at(costs["server"], 1)[1]) * S, "step": step}
     if E:
         (edge, added), (joined, told), (step, counted) = (_at(costs[key], n) for key in ("edge", "sum", "step"))
+        # The look-ups of an update take longer the more ids there are, by as much for each tenfold.
+        few, tenfolds = np.array([told, counted]), np.log10([max(1, listed / SIZES[0][1]), CROWD / SIZES[0][1]])
+        told, counted = few + np.maximum(0, costs["crowd"] - few) * tenfolds[0] / tenfolds[1]
         each, most = 8 * len(COLUMNS) + len(f"{clients if sizes.numbered else 2**64}, "), -(-S // E)
         network |= {"to edges": sent * E, "from edges": 16 * n * (1 + method.sends_row_change) * E + each * S}
         seconds = {"updates": edge + added * most, "sums": joined * E + told * S, "step": step + counted * S}
@@ -189,7 +192,7 @@ def _costs(options: Options, method: Algorithm) -> tuple[Costs, str]:
     documented: dict[str, Costs] = json.loads(read_text(Path(__file__).with_name(FILE)))
     like = "MIFA" if method.keeps_rows else "FedAvg"
     costs = documented[f"{like} {options.codec} {place}"]
-    costs = {name: cost for name, cost in costs.items() if has_edges or name not in ("edge", "sum", "step", "exact")}
+    costs = {name: cost for name, cost in costs.items() if has_edges or name in documented["MIFA f32 folder"]}
     try:
         saved: dict[str, Costs] = json.loads(read_text(path)) if path.exists() else {}
         own = saved.get(key, costs)
@@ -219,24 +222,23 @@ def measured(
     spawn = ProcessPoolExecutor(1, get_context("spawn"), terminal.load_imports, (imports,), max_tasks_per_child=1)
     with TemporaryDirectory(dir=folder) as place, spawn as processes:
 
-        def of(n: int, most: int, few: int, clients: int = 0, **how: Any) -> dict[str, Any]:
-            case = method, codec, n, clients or most, [most] * ROUNDS + [few] * ROUNDS, None if in_memory else place
+        def of(n: int, most: int, few: int, rounds: int = 4, clients: int = 0, **how: Any) -> dict[str, Any]:
+            case = method, codec, n, clients or most, [most] * rounds + [few] * rounds, None if in_memory else place
             return processes.submit(probe, *case, **how).result()
 
-        def seconds(runs: Sequence[dict[str, Any]], key: str) -> list[list[float]]:
+        def seconds(runs: Sequence[dict[str, Any]], key: str, sizes: Any = SIZES) -> list[list[float]]:
             points: list[list[float]] = []
-            for (n, most, few), run in zip(SIZES, runs, strict=True):
-                high, low = min(run[key][:ROUNDS]), min(run[key][ROUNDS:])
+            for (n, most, few, rounds), run in zip(sizes, runs, strict=True):
+                high, low = min(run[key][:rounds]), min(run[key][rounds:])
                 update = max(0.0, high - low) / (most - few)
                 update = points[0][2] if points and key != "rounds" else update  # in a sum it has no vector
                 points.append([n, max(0.0, low - few * update), update])
             return points
 
-        empty, crowd = (of(8, 8, 8, clients, own_ids=True) for clients in (8, CLIENTS))
-        runs, (_, many, _), (n, *_) = [of(*size) for size in SIZES], SIZES[0], SIZES[-1]
+        empty, crowd = (of(8, 8, 8, clients=clients, own_ids=True) for clients in (8, CLIENTS))
+        runs, (_, many, *_), (n, *_) = [of(*size) for size in SIZES], SIZES[0], SIZES[-1]
         costs = {"process": empty["process"], "vectors": (runs[-1]["memory"] - runs[-1]["held"]) / n}
-        costs |= {"client": (crowd["memory"] - empty["memory"]) / CLIENTS}
-        costs |= {"disk_client": (crowd["disk"] - empty["disk"]) / CLIENTS}
+        costs |= {f"{at}client": (crowd[key] - empty[key]) / CLIENTS for at, key in (("", "memory"), ("disk_", "disk"))}
         costs |= {"update": (runs[0]["memory"] - runs[0]["held"] - runs[0]["made"]) / many}
         costs |= {"disk_row": runs[0]["index"] / many, "disk_vectors": runs[-1]["vectors"] / n}
         costs |= {"server": seconds(runs, "rounds")} | _disk(Path(place))
@@ -244,6 +246,8 @@ def measured(
             runs = [of(*size, edge=True, own_ids=True) for size in SIZES]
             costs |= {"edge": seconds(runs, "rounds"), "sum": seconds(runs, "sums"), "step": seconds(runs, "steps")}
             costs |= {"exact": runs[-1]["memory"] / n / 2}  # of the server, and of the edge
+            crowded = [of(*OF_CROWD, CROWD, edge=True, own_ids=True)]
+            costs |= {"crowd": [seconds(crowded, key, [OF_CROWD])[0][2] for key in ("sums", "steps")]}
     return costs
 
 
@@ -268,10 +272,8 @@ def probe(
     known = [i * 0x9E3779B97F4A7C15 % 2**64 for i in range(clients)] if how.get("own_ids") else range(clients)
     listed = dict.fromkeys(known, 1) if made.needs_shares else known if how.get("own_ids") else clients
     claims: Any = {"control": h if made.second_vector else None, "loss": 1.0 if made.needs_loss else None}
-    compute, folder = (
-        Compute(accumulator="exact" if edge else None),
-        None if edge or at is None else f"{at}/{n}-{clients}",
-    )
+    compute = Compute(accumulator="exact" if edge else None)
+    folder = None if edge or at is None else f"{at}/{n}-{clients}"
     base = _private()
     server = Server(x, made, listed, lr=0.1, storage=Storage(folder, codec=codec), compute=compute)
     found["made"] = _private() - base
@@ -279,7 +281,7 @@ def probe(
     for t, size in enumerate(cohorts):
         cohort = [known[i] for i in without_replacement(clients, size, seed=0, round=t).tolist()]
         began = process_time()
-        with server.open_round() if below is None else below.open_round(server.x, round=t) as round:
+        with server.open_round() if below is None else below.open_round(server.broadcast(cohort).x, round=t) as round:
             for client in cohort:
                 round.add(client, h, steps=1, examples=1, keep=True, **claims)
             message = round.partial_sum().to_bytes() if below else b""

@@ -210,9 +210,7 @@ def _check(options: Options) -> None:
         if not is_run:
             raise ConfigError(f"{first}: not the folder of a run; {CONFIG} is missing")
     elif is_run and first not in config.names():
-        raise ConfigError(
-            f"{first}: this is the folder of a run; resume it with --resume, or show it with `fedcore report {first}`"
-        )
+        raise ConfigError(f"{first}: this is the folder of a run; add --resume, or see `fedcore report {first}`")
 
 
 def _overrides_of(options: Options) -> list[str]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.arrays import F64
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import RangeError, TooFewUpdatesError, UnknownNameError
 from fedcore.rules.base import NEEDS, RESULTS, Combine, Filter, Group, Rule, Scale, Weights, checked, is_column
 from fedcore.rules.norms import CapExamples, CapSteps, ClipToMedian, CountOnce, Mean, RejectLong
 from fedcore.rules.private import Ledger, PrivateMean
@@ -226,20 +226,20 @@ class Chain:
 
     def has_enough(self, k: int) -> bool:
         """Whether the robust rule, if any, needs no more than k updates."""
-        with suppress(RangeError):
+        with suppress(TooFewUpdatesError):
             if self.robust is not None:
                 self.require_enough(k)
             return True
         return False
 
     def require_enough(self, k: int, instead: str = "add updates, or lower f", *, of: str = "") -> None:
-        """Raise RangeError if the robust rule needs more than k updates; ``of`` names their group in the message."""
+        """Raise TooFewUpdatesError if the robust rule needs more than k updates; ``of`` names their group."""
         rule, left = self.robust, k
         for one in self.mixing:
             left = checked(one, "size", (left,), *RESULTS["size"])
         if left < (least := checked(rule, "least", (), *RESULTS["least"])):
-            unit = "updates" if left == k else f"mixed vectors of {k} updates"
-            raise RangeError(f"aggregation: {rule} needs at least {least} updates{of}, got {left} {unit}; {instead}")
+            got = f"got {k} updates" if left == k else f"got {left} mixed vectors of {k} updates"
+            raise TooFewUpdatesError(f"aggregation: {rule} needs at least {least} updates{of}, {got}; {instead}")
 
     def combination(self, k: int, products: Callable[[], F64], round: int) -> Combination:
         """Return the robust combination of k updates in a round.
@@ -249,7 +249,7 @@ class Chain:
                 needs "previous", the last one is its previous result, which is not among the k.
 
         Raises:
-            RangeError: the rule needs more updates.
+            TooFewUpdatesError: the rule needs more updates.
 
         Cost: k^2 to k^3 operations, and one call of ``products`` at most.
         """

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arrays import F32, F64, empty_beside, ieee
-from fedcore.errors import RangeError
+from fedcore.errors import TooFewUpdatesError
 from fedcore.rules.base import Combine, Rule, is_column
 from fedcore.rules.windows import median
 from fedcore.sampling import permutation
@@ -324,7 +324,7 @@ class NearestNeighborMixing(MixingRule):
     def size(self, k: int) -> int:
         """k, more than f."""
         if k <= self.f:
-            raise RangeError(f"f={self.f}: NearestNeighborMixing needs more than f updates, got {k}; add updates")
+            raise TooFewUpdatesError(f"f={self.f}: NearestNeighborMixing needs more than f updates, got {k}; add more")
         return k
 
     def matrix(self, k: int, products: Callable[[], F64], round: int) -> F64:

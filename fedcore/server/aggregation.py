@@ -530,7 +530,7 @@ class Sum:
             has_noise: whether the clients added the noise.
 
         Raises:
-            RangeError: the robust rule needs more updates.
+            TooFewUpdatesError: the robust rule needs more updates.
         """
         if (private := rules.at(ledger).private) is not None:
             return self.noised(batch, private, ledger, has_noise=has_noise)

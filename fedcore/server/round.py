@@ -957,6 +957,7 @@ class Round(OpenRound):
         Raises:
             RoundError: the round is closed, or has fewer accepted clients than ``RoundPolicy.min_clients``; then it
                 stays open.
+            TooFewUpdatesError: a robust rule needs more updates; the round stays open.
             DivergedError: the rates would make x infinite or NaN; the round is rolled back. An update that could cause
                 this was rejected before.
         """

@@ -5,6 +5,7 @@ import sys
 from dataclasses import asdict
 from importlib import import_module
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -126,6 +127,14 @@ def test_a_round_with_too_few_updates_for_a_robust_rule_is_repeated(place, tmp_p
     assert_same(server, due_server(place, "FedAvg", [one, two], aggregation=["trimmed-mean"]), place.ids(3))
     with pytest.raises(errors.RoundError, match="needs at least 3 updates, got 1"):
         place.run("FedAvg", work, abort_after=2, **how)
+
+
+@pytest.mark.parametrize("kind", [errors.RangeError, errors.RoundError])
+def test_another_error_of_a_commit_ends_the_run(place, kind, monkeypatch):
+    """Only too few updates for a robust rule, and in Flower for the policy, let a round pass without a step."""
+    monkeypatch.setattr("fedcore.server.state.State.commit", Mock(side_effect=kind("commit: failed")))
+    with pytest.raises(kind, match=r"^commit: failed"):
+        place.run("FedAvg", honest, rounds=1)
 
 
 @pytest.mark.parametrize("name", ["flower", "nvflare", "pfl", "fedlab", "appfl"])

@@ -23,7 +23,6 @@ METHODS = {name: algorithms.named(name) for name in algorithms.REGISTRY} | {
     "SCAFFOLD, on clients": algorithms.SCAFFOLD(placement="client"),
     "SCAFFOLDM, on clients": algorithms.SCAFFOLDM(placement="client"),
 }
-EVERYONE = frozenset(METHODS)
 STORM = {"MBSTORM", "MBSTORM, three steps"}
 MIFAS = {"MIFA", "MIFA, at once"}
 STALE = {"FedStale", "FedStale, chances"}
@@ -72,7 +71,7 @@ DUE = {
     "looks_ahead": {"FedACG"},
     "steps_without_clients": MIFAS | {"FedStale, chances"},
     "averages": MODELS,
-    "takes_server_rate": EVERYONE - (MODELS - {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent"}),
+    "takes_server_rate": METHODS.keys() - (MODELS - {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent"}),
     "mixes_models": {"FedAsync"},
 }
 

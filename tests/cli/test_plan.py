@@ -130,8 +130,9 @@ def test_a_large_round_is_the_sum_of_its_costs():
 
 
 def test_measured_costs_are_saved_and_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4), (1_000, 8, 2), (20_000, 6, 2), (200_000, 4, 2)))
-    monkeypatch.setattr(plan, "CLIENTS", 20_000)
+    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4, 4), (1_000, 8, 2, 4), (20_000, 6, 2, 4), (200_000, 4, 2, 4)))
+    for name, value in {"CLIENTS": 20_000, "CROWD": 2_000, "OF_CROWD": (100, 20, 4, 4)}.items():
+        monkeypatch.setattr(plan, name, value)
     before = planned(*SIZES, "--costs", tmp_path / "costs")
     assert "documentation" in before["source"]
     assert not (tmp_path / "costs").exists()
@@ -149,7 +150,7 @@ def test_measured_costs_are_saved_and_used(tmp_path, monkeypatch):
 
 
 def test_measured_memory_is_without_rows_in_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4), (1_000, 8, 2), (20_000, 6, 2), (400_000, 8, 2)))
+    monkeypatch.setattr(plan, "SIZES", ((100, 20, 4, 4), (1_000, 8, 2, 4), (20_000, 6, 2, 4), (400_000, 8, 2, 4)))
     monkeypatch.setattr(plan, "CLIENTS", 100)
     costs = planned(*SIZES, "--method", "MIFA", "--measure", "--costs", tmp_path)["unit_costs"]
     assert 24 < costs["vectors"] < 90  # x, three sums in float64, and updates
@@ -161,7 +162,7 @@ def test_damaged_costs_have_a_clear_error(tmp_path, text):
     assert_rejected(invoke("plan", *SIZES, "--costs", tmp_path), "plan.json: is damaged")
 
 
-@pytest.mark.parametrize("value", [None, "many", [1, 2], [[1, 2, 3]]])
+@pytest.mark.parametrize("value", [None, "many", [1, 2, 3], [[1, 2, 3]]])
 def test_each_damaged_cost_has_a_clear_error(tmp_path, value):
     costs = planned(*SIZES)["unit_costs"]
     for name in costs:
@@ -215,3 +216,9 @@ def test_the_slowest_edge_has_the_remainder():
     even, one_more = (planned(*SIZES[:-1], s, "--edges", 5) for s in (10, 11))
     assert one_more["edge memory"]["updates"] == pytest.approx(1.5 * even["edge memory"]["updates"])
     assert one_more["seconds"]["updates"] == planned(*SIZES[:-1], 15, "--edges", 5)["seconds"]["updates"]
+
+
+def test_sums_take_longer_among_more_ids():
+    cases = ([10**4], [10**7], [10**7, "--numbered"])
+    few, many, numbered = (planned(*SIZES, "--edges", 2, "--clients", *case)["seconds"]["sums"] for case in cases)
+    assert numbered == few < many

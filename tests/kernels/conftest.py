@@ -2,8 +2,6 @@
 
 import os
 
-ON_DEVICE = os.environ.get("FEDCORE_TESTS_ON") == "cuda"
-
 # Tests without a meaning on a device, or with a faster equivalent; the emulation is slow.
 LEFT_OUT = {
     "unusual arrays in host memory": ["test_changing_lists.py", "test_hostile_arrays.py", "test_torch_export.py"],
@@ -22,7 +20,7 @@ LEFT_OUT = {
 }
 MOST = 20_000  # elements: more than a piece of 16,384, of which sums of squares are made
 
-if ON_DEVICE:
+if os.environ.get("FEDCORE_TESTS_ON") == "cuda":
     from tests.devices import fake_driver
 
     if not fake_driver.REAL:

@@ -337,7 +337,6 @@ def test_a_new_row_over_an_array_of_another_client_is_refused():
         np.testing.assert_array_equal(row, np.ones(8))
 
 
-STUB = Path(fedcore.__file__).with_name("_core.pyi")
 FACES = [
     name
     for file in Path(kernels.__file__).parent.glob("*.py")
@@ -347,7 +346,8 @@ FACES = [
 
 @pytest.mark.parametrize("name", sorted(FACES))
 def test_a_declaration_has_the_parameters_of_the_native_function(name):
-    (native,) = (node for node in ast.parse(STUB.read_text()).body if getattr(node, "name", None) == name)
+    stub = ast.parse(Path(fedcore.__file__).with_name("_core.pyi").read_text())
+    (native,) = (node for node in stub.body if getattr(node, "name", None) == name)
     declared = inspect.signature(getattr(kernels, name)).parameters
     by_position = [one.name for one in declared.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
     assert by_position == [one.arg for one in native.args.args]

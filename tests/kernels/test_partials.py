@@ -22,10 +22,6 @@ def cuts(parts, seed):
     return [slice(int(start), int(end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def blocks_of(span):
-    return slice(span.start // BLOCK, -(-span.stop // BLOCK))
-
-
 def cut(array, span):
     """A part of a kernel's argument."""
     if array is None or isinstance(array, int | float):
@@ -49,7 +45,7 @@ def in_parts(parts, seed, k, call):
     spans = cuts(parts, seed)
     partials = np.full((-(-spans[-1].stop // BLOCK), k), 7.0)
     for span in spans:
-        call(span, partials[blocks_of(span)])
+        call(span, partials[span.start // BLOCK : -(-span.stop // BLOCK)])
     return partials
 
 

@@ -55,7 +55,8 @@ class Folder:
 
     def configure(self, *options, nvcc=None):
         """Run CMake; nvcc is the folder of the only one that it can find."""
-        hidden = {str(Path(found).parent) for found in nvccs()} | {"/usr/local/cuda/bin", "/usr/local/bin"}
+        compilers = [shutil.which("nvcc", path=path) for path in os.get_exec_path()]
+        hidden = {str(Path(one).parent) for one in compilers if one} | {"/usr/local/cuda/bin", "/usr/local/bin"}
         cmake = [tool("cmake"), "-S", self.folder, "-B", self.folder / "build", "-G", "Ninja", *options]
         cmake += [f"-DCMAKE_IGNORE_PATH={';'.join(sorted(hidden))}", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
         env = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH")}
@@ -83,10 +84,6 @@ class Folder:
         """The options of each run of nvcc that compiled kernels."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [line.split() for line in lines if "empty.cu" not in line]
-
-
-def nvccs():
-    return [found for path in os.get_exec_path() if (found := shutil.which("nvcc", path=path))]
 
 
 @pytest.fixture

@@ -14,10 +14,6 @@ PLAIN = RNG.random((3, 4), np.float32)
 DATA, HEAD = npy.write(PLAIN), npy.head(PLAIN)
 
 
-def odd_address():
-    return np.zeros(4 * 12 + 1, np.uint8)[1:].view(np.float32).reshape(3, 4)
-
-
 class Below(np.ndarray):
     """An array of a derived class, which may interpret its elements differently."""
 
@@ -37,7 +33,7 @@ TENSORS = {
     "int32": PLAIN.view(np.int32),
     "bool": PLAIN > 0.5,
     "text": np.full((3, 4), b"ab"),
-    "an odd address": odd_address(),
+    "an odd address": np.zeros(4 * 12 + 1, np.uint8)[1:].view(np.float32).reshape(3, 4),
     "a class below": PLAIN.view(Below),
     "masked": np.ma.masked_array(PLAIN, mask=False),
     "a list": [1.0, 2.0],

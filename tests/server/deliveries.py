@@ -27,14 +27,6 @@ def _reused(updates, is_kept=lambda i: False):
             buffer[:] = np.nan
 
 
-def generated_in_one_buffer(server, updates):
-    return server.round(_reused(updates))
-
-
-def generated_and_some_kept(server, updates):
-    return server.round(_reused(updates, lambda i: i % 4 != 2))
-
-
 def lent(server, updates):
     with server.open_round() as round:
         for i, update in enumerate(updates):
@@ -66,8 +58,8 @@ def _at_an_odd_address(y):
 DELIVERIES = {
     "list": as_list,
     "kept": kept,
-    "generated in one buffer": generated_in_one_buffer,
-    "generated and some kept": generated_and_some_kept,
+    "generated in one buffer": lambda server, updates: server.round(_reused(updates)),
+    "generated and some kept": lambda server, updates: server.round(_reused(updates, lambda i: i % 4 != 2)),
     "one by one in one buffer": _one_by_one(_reused),
     "one by one and kept": _one_by_one(_changed(keep=lambda y: True)),
     "bytes": _one_by_one(_changed(value=lambda y: y.tobytes())),

@@ -25,10 +25,6 @@ def forge(folder, *, head=lambda head: head, rows=(), statements=()):
     connection.close()
 
 
-def _head(**fields):
-    return {"head": lambda head: replace(head, **fields)}
-
-
 def _vector(name, **fields):
     return {"head": lambda head: replace(head, vectors={**head.vectors, name: replace(head.vectors[name], **fields)})}
 
@@ -74,7 +70,7 @@ FORGERIES = _each(
     payload=[0, 2**50, -64, "../rows", "32"],
 )
 FORGERIES |= _each(
-    lambda name, value: _head(**{name: value}),
+    lambda name, value: {"head": lambda head: replace(head, **{name: value})},
     n=[2**40, -1, 0],
     clients=[2**62, 10**10, -1],
     state=["[]", "[" * 100_000 + "]" * 100_000, "9" * 5000],

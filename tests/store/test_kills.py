@@ -19,7 +19,6 @@ from tests.kit import python
 from tests.server.stopping import Stopped, each_line, from_outside
 
 PROGRAM = Path(__file__).with_name("killed.py")
-UNDO_PROGRAM = Path(__file__).with_name("undo_killed.py")
 LONG = pytest.mark.endurance
 WAYS = [("round", 24), ("checkpoint", 24), ("none", 24), ("round", 12, "undoable"), ("none", 12, "undoable")]
 
@@ -47,7 +46,7 @@ def test_killed_at_any_moment(tmp_path, durability, kills, keep_previous):
 )
 def test_killed_at_the_calls_of_an_undo_history(folder_in_memory, strides):
     ways = [f"{durability}={stride}" for durability, stride in strides.items()]
-    kills = json.loads(python(UNDO_PROGRAM, folder_in_memory, *ways, timeout=1800).stdout)
+    kills = json.loads(python(PROGRAM.with_name("undo_killed.py"), folder_in_memory, *ways, timeout=1800).stdout)
     assert len(kills) == 18
     assert min(kills.values()) >= 2  # opening makes one call, before and behind which it is killed
     assert strides["round"] > 1 or sum(kills.values()) > 300

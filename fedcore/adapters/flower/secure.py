@@ -165,11 +165,12 @@ class SecureStrategy(ServerStrategy):
                 self._exchange(secure)
                 secure.close_phase()
             self.server.add_clients([node for node in secure.survivors if node not in self.server.clients])
-            with self.server.open_round() as round:
-                round.add_partial_sum(secure.partial_sum(self.server), SUM)
+            part = secure.partial_sum(self.server)
         except (RoundError, RangeError) as error:
             self._stay(secure, error)
             return self._write_model(), None
+        with self.server.open_round() as round:
+            round.add_partial_sum(part, SUM)
         assert round.report is not None
         return self._after(round.report, [], Collected())
 

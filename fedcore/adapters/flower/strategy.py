@@ -23,7 +23,7 @@ from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_size
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
 from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.rates import Rate, rate_at
-from fedcore.errors import ArrayError, RangeError, RoundError
+from fedcore.errors import ArrayError, RangeError, RoundError, TooFewUpdatesError
 from fedcore.options import RoundPolicy, ServerOptions
 from fedcore.profiling import span
 from fedcore.rules import Chain
@@ -377,7 +377,7 @@ class ServerStrategy(FlowerFedAvg):
                         session.add_reply(round, request.node, partial(self._read, request, reply))
                         collected.add(request.node, reply)
                     del reply
-                report = session.finish(self.server, round, partial(log, ERROR), (RoundError, RangeError))
+                report = session.finish(self.server, round, partial(log, ERROR), (RoundError, TooFewUpdatesError))
                 if round.report is None:
                     self._note(report.accepted, report.rejected, [*pending.values()])
                     return None, None

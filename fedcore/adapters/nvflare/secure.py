@@ -73,9 +73,15 @@ class SecureController(Controller):
             names = [name for name in self.sample_clients(self.num_clients) if name not in self._named]
             if secure := self._secure_server(server, names):
                 try:
-                    return self._run_sum(server, secure)
+                    part = self._sum(server, secure)
                 except (RoundError, RangeError) as error:
                     self._lose([*secure.rejected, (SUM, f"{error}")], secure.named)
+                    continue
+                if part is None:
+                    return None
+                with server.open_round() as opened:
+                    opened.add_partial_sum(part, SUM)
+                return opened.report
             else:
                 self._lose([(SUM, f"{len(names)} sites can take part, fewer than min_clients")])
         return None
@@ -99,8 +105,8 @@ class SecureController(Controller):
         encoding = Encoding.of(server, clients=len(names), colluding=self.colluding, x=x, work=work)
         return SecureServer(names, encoding, min_clients=fewest, identities=known)
 
-    def _run_sum(self, server: Server, secure: SecureServer) -> Report | None:
-        """Run the phases of a sum and the server's step; return None if the job was aborted."""
+    def _sum(self, server: Server, secure: SecureServer) -> Any:
+        """Run the phases of a sum, and return it as a ``PartialSum``; None if the job was aborted."""
         turn = Lock()  # a late answer must not enter a phase while it is closed
         while secure.messages:
             self._exchange(server, secure, turn)
@@ -109,9 +115,7 @@ class SecureController(Controller):
             with turn:
                 secure.close_phase()
         server.add_clients([name for name in secure.survivors if name not in server.clients])
-        with server.open_round() as opened:
-            opened.add_partial_sum(secure.partial_sum(server), SUM)
-        return opened.report
+        return secure.partial_sum(server)
 
     def _exchange(self, server: Server, secure: SecureServer, turn: Any) -> None:
         """Send the messages of the open phase, and read the answers until all tasks end or the deadline is over."""

@@ -425,10 +425,10 @@ class Controller(Component, ModelController):
                 if not is_pushed:
                     self._reject(name, _failure_of(result))
             return
-        if started != self.server.round_number:
-            return  # the result of a cancelled task
         opened, answered = self._open
-        if name not in answered:
+        asked_by = getattr(client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK), "args", self._open)
+        # Otherwise it is the result of a cancelled task, of an earlier round or of an earlier try of this one.
+        if started == self.server.round_number and opened in asked_by and name not in answered:
             answered.add(name)
             with suppress(RoundError):  # the round has ended
                 opened.reject(name, _failure_of(result))

@@ -1,5 +1,7 @@
 """Masked sums in Flower: the models of unmasked rounds, with nodes that drop out, and nodes that insist on masks."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -138,6 +140,12 @@ def test_the_model_stays_if_too_few_nodes_are_left():
     assert [len(report.accepted) for report in strategy.reports] == [5]  # the second round
     assert strategy.server.round_number == 1
     assert not np.array_equal(model["w"], X["w"])
+
+
+def test_an_error_of_the_step_ends_the_run(monkeypatch):
+    monkeypatch.setattr("fedcore.server.state.State.commit", Mock(side_effect=RangeError("commit: failed")))
+    with pytest.raises(RangeError, match=r"^commit: failed"):
+        run(flower.SecureFedAvg(**OPTIONS), {node: app_of(node, [secure_mod()]) for node in NODES})
 
 
 @pytest.mark.parametrize("lie", LIES)

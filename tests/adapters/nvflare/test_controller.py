@@ -41,15 +41,11 @@ from tests.adapters.nvflare.sites import (
 )
 
 
-def cohorts_of(controller):
-    return [sorted(int(name[-1]) - 1 for name in report.accepted) for report in controller.reports]
-
-
 @pytest.mark.parametrize("name", WITHOUT_SIZES)
 def test_every_method_equals_fedcore_s_own_simulation(name):
     controller = LocalController(sites(), x0(), name, lr=0.1, num_rounds=ROUNDS, num_clients=2)
     controller.run()
-    cohorts = cohorts_of(controller)
+    cohorts = [sorted(int(name[-1]) - 1 for name in report.accepted) for report in controller.reports]
     assert [len(cohort) for cohort in cohorts] == [2] * ROUNDS
     assert len({tuple(cohort) for cohort in cohorts}) > 1
     due = straight(name, ROUNDS, cohorts)
@@ -162,15 +158,16 @@ class SlowController(LocalController):
     """A client whose function returns None keeps its task until it is cancelled; its result arrives a round later."""
 
     waiting = late = ()
+    late_result = FLModelUtils.to_shareable(FLModel(params=x0()))
 
     def get_num_standing_tasks(self):
         asked, start = list(self.asked), len(self.arrived)
-        super().get_num_standing_tasks()
         for name, _, task in self.late:
             answer = ClientTask(Client(name, "token"), task)
-            answer.result = FLModelUtils.to_shareable(FLModel(params=x0()))
+            answer.result = self.late_result
             self._process_result(answer, FLContext())
         self.late = ()
+        super().get_num_standing_tasks()
         self.waiting = [*self.waiting, *(one for one in asked if one[0] not in self.arrived[start:])]
         return len(self.waiting)
 
@@ -186,6 +183,17 @@ def test_a_policy_closes_rounds_without_the_silent_sites():
     assert [(report.closed, report.missing) for report in controller.reports] == [("min_share", ("phantom",))] * 3
     assert controller.waiting == ()
     np.testing.assert_array_equal(controller.server.x, straight("FedAvg", 3, [[0, 1, 2]] * 3).x)
+
+
+@pytest.mark.parametrize("late", [SlowController.late_result, make_reply(ReturnCode.EXECUTION_EXCEPTION)])
+def test_a_late_result_of_an_aborted_round_is_no_rejection_when_the_round_is_repeated(late):
+    honest, tries = sites(), iter([None])
+    clients = honest | {"site-1": lambda received: next(tries, 1) and honest["site-1"](received)}
+    policy = {"min_clients": 2, "min_share": 0.6}
+    controller = SlowController(clients, x0(), "FedAvg", num_rounds=1, policy=policy, aggregation="trimmed-mean")
+    controller.late_result = late
+    controller.run()
+    assert [(len(report.accepted), len(report.rejected)) for report in controller.reports] == [(0, 2), (3, 0)]
 
 
 LAG = {("site-3", 0): 2, ("site-1", 3): 5}

@@ -8,8 +8,6 @@ from fedcore import Server, Update, errors
 from fedcore.adapters.nvflare import Aggregator, Controller
 from tests.adapters.extensions.nvflare import NAMES, ROUNDS, ChangedModel, Federation, OwnRun, site, workflow, x0
 
-SIDES = ["aggregator", "controller"]
-
 
 def made(side, body=object, algorithm="FedAvg", **how):
     base = Controller if side == "controller" else FedAvg
@@ -43,7 +41,7 @@ def test_a_changed_model_is_the_server_s_x_and_rows_are_measured_from_it():
     )
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["aggregator", "controller"])
 def test_an_unchanged_model_stays_as_it_is(side):
     flow = made(side)
     Federation(flow).run()

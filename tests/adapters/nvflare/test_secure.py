@@ -1,6 +1,7 @@
 """Masked sums in NVFlare: the models of unmasked rounds, with sites that drop out."""
 
 from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from fedcore import RoundPolicy, Totals
 from fedcore.adapters.nvflare import SecureController, SecureSite, reply
 from fedcore.adapters.nvflare.secure import SECURE
-from fedcore.errors import ArrayError, RoundError
+from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.rules import PrivateMean
 from fedcore.secure import SecureServer, identity_of
 from fedcore.secure.messages import MASKED
@@ -90,6 +91,12 @@ def test_the_job_ends_after_three_lost_sums():
         controller.run()
     assert controller.server.round_number == 0
     assert sum("the model stays" in warning for warning in controller.warnings) == 3
+
+
+def test_an_error_of_the_step_ends_the_job(monkeypatch):
+    monkeypatch.setattr("fedcore.server.state.State.commit", Mock(side_effect=RangeError("commit: failed")))
+    with pytest.raises(RangeError, match=r"^commit: failed"):
+        LocalSecure({name: masked(name) for name in NAMES}, X, "FedAvg", **OPTIONS).run()
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -23,7 +23,6 @@ from fedcore.sim.nets import build
 from tests.adapters.wire.deployment import BIN, LOOPBACK, ROOT
 
 JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
-RECIPE = JOB.with_name("nvflare_recipe.py")
 SITES, ROUNDS = 4, 6
 
 
@@ -109,7 +108,7 @@ def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, meth
 def test_a_second_recipe_continues_from_the_folder(tmp_path):
     """The sites' script is without fedcore. A recipe counts its own rounds, so the folder has those of both jobs."""
     for rounds in (2, 1):
-        command = [sys.executable, str(RECIPE), str(tmp_path), str(rounds)]
+        command = [sys.executable, str(JOB.with_name("nvflare_recipe.py")), str(tmp_path), str(rounds)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     server = Server.load(tmp_path / "rows", storage=Storage(medium="ram"))
