@@ -2,8 +2,9 @@
 
     python -m bench.papers.rates bench/papers/momentum-mnist-trials.csv
 
-The best has the highest mean accuracy. Differences are in points of accuracy, with 95 % intervals by Student's t over
-the seeds. For two presets, the last lines are the first one's difference minus the second one's.
+The best has the highest mean accuracy of the points that have every seed. Differences are in points of accuracy, with
+95 % intervals by Student's t over the seeds. For two presets, the last lines are the first one's difference minus the
+second one's.
 """
 
 import sys
@@ -15,8 +16,8 @@ from bench.papers.pairs import differences, text
 
 def best_of(trials):
     """Return the accuracy in percent of each method at its best point: a row per seed, a column per method."""
-    wide = trials.pivot(index="seed", columns=["algorithm", "point"], values="accuracy") * 100
-    return pandas.DataFrame({label: wide[label][wide[label].mean().idxmax()] for label in wide.columns.levels[0]})
+    wide = 100 * trials.pivot(index="seed", columns=["algorithm", "point"], values="accuracy").dropna(axis="columns")
+    return pandas.DataFrame({one: wide[one][wide[one].mean().idxmax()] for one in sorted(wide.columns.unique(0))})
 
 
 def show(title, columns):

@@ -102,8 +102,8 @@ def test_counts_over_the_shift_and_after_several_arrivals(tmp_path, capsys):
 
 
 def test_each_method_at_its_best_rate():
-    trials = [("r=1", "A", 0, 0.1), ("r=1", "A", 1, 0.4), ("r=2", "A", 0, 0.2), ("r=2", "A", 1, 0.2)]
-    trials += [("r=1", "B", 0, 0.5), ("r=1", "B", 1, 0.6), ("r=2", "B", 0, 0.7), ("r=2", "B", 1, 0.8)]
+    levels = {"A1": (0.1, 0.4), "A2": (0.2, 0.2), "B1": (0.5, 0.6), "B2": (0.7, 0.8), "B3": (0.9,)}  # B3 lacks a seed
+    trials = [(f"r={name[1]}", name[0], seed, value) for name, own in levels.items() for seed, value in enumerate(own)]
     best = rates.best_of(pandas.DataFrame(trials, columns=["point", "algorithm", "seed", "accuracy"]))
     assert {label: values.round(9).tolist() for label, values in best.items()} == {"A": [10, 40], "B": [70, 80]}
 

@@ -146,12 +146,14 @@ class Record:
         header, rounds: the parsed lines.
         torn: whether the last line is incomplete.
         window: the number of rounds at the end that reports judge (``report.window`` of the configuration).
+        ends: the settings whose best value is the least or the greatest that a sweep tried, such as ``rate.lr``.
     """
 
     header: Header
     rounds: list[RoundRecord]
     torn: bool
     window: int = WINDOW
+    ends: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:

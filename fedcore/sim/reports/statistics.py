@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from itertools import chain
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, median, stdev
+from types import MappingProxyType
 from typing import Any
 
 from pandas import DataFrame
@@ -543,7 +544,8 @@ def comparison(records: Sequence[Record], changed: Iterable[Change]) -> Comparis
 def compare(records: Sequence[Record], paper: Figures, expected: tuple[int, int] = (0, 0)) -> list[Line]:
     """Return the figures of the paper that the records of one experiment also contain.
 
-    ``expected`` is the rounds and seeds of a full run; the verdict on a claim mentions a shorter run.
+    ``expected`` is the rounds and seeds of a full run. The verdict on a claim mentions a shorter run, and best values
+    at an end of those tried.
     """
     groups, lines, ends = by_algorithm(records), [], at_the_end(records)
     for label, value in paper.accuracy.items():
@@ -569,7 +571,8 @@ def compare(records: Sequence[Record], paper: Figures, expected: tuple[int, int]
             both = {r.header.seed for r in of} & {r.header.seed for r in over}
             short = lacking([r for r in (*of, *over) if r.header.seed in both], expected)
             end = difference(ends, *claim.split(" - "))
-            lines.append(_gain(found, end, None, f"{found.interval_text()}: {verdict(found, short)}"))
+            at_ends = {record.header.algorithm: record.ends for record in (*of, *over) if record.ends}
+            lines.append(_gain(found, end, None, f"{found.interval_text()}: {verdict(found, short, at_ends)}"))
     return lines
 
 
@@ -581,41 +584,42 @@ def percents(records: Iterable[Record]) -> tuple[float, ...]:
 def recovery(record: Record, shift: int) -> int | None:
     """Return the rounds from a shift until the accuracy of the round before the shift is reached again, or None."""
     curve = accuracies(record)
-    before = curve.get(shift - 1)
-    if before is None:
-        return None
+    before = curve.get(shift - 1, inf)
     return next((round - shift + 1 for round in sorted(curve) if round >= shift and curve[round] >= before), None)
 
 
 def crossing(above: Mapping[int, float], below: Mapping[int, float], shift: int) -> int | None:
     """Return the rounds from a shift until the mean of ``above`` exceeds ``below`` over ``HOLD`` rounds, or None."""
     shared = [round for round in sorted(above) if round in below and round >= shift]
-    for place in range(len(shared) - HOLD + 1):
-        if fmean(above[round] - below[round] for round in shared[place : place + HOLD]) > 0:
-            return shared[place] - shift + 1
-    return None
+    spans = (shared[place : place + HOLD] for place in range(len(shared) - HOLD + 1))
+    return next((span[0] - shift + 1 for span in spans if fmean(above[one] - below[one] for one in span) > 0), None)
 
 
-def verdict(found: Difference, short: str = "") -> str:
+def verdict(found: Difference, short: str = "", at_ends: Mapping[str, Iterable[str]] = MappingProxyType({})) -> str:
     """Return as text whether the interval shows a positive difference, with the size of a shorter run.
+
+    ``at_ends`` has the settings of each algorithm whose best value is at an end of those tried: others may be better.
 
     >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)))
     'shown'
     >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)), "15 of 500 rounds")
     'shown in 15 of 500 rounds'
+    >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)), at_ends={"A": ["rate.lr", "beta"]})
+    'shown, but best at an end of the tried values: A (rate.lr, beta)'
     """
     ends = found.interval
     if ends is None or ends[0] <= 0 <= ends[1]:
         return "open"
-    return ("shown" if ends[0] > 0 else "contradicted") + (f" in {short}" if short else "")
+    at = ", ".join(f"{label} ({', '.join(keys)})" for label, keys in at_ends.items())
+    text = ("shown" if ends[0] > 0 else "contradicted") + (f" in {short}" if short else "")
+    return text + (f", but best at an end of the tried values: {at}" if at else "")
 
 
 def lacking(records: Sequence[Record], expected: tuple[int, int]) -> str:
     """Return the counts of rounds and seeds that are lower than expected, such as ``10 of 200 rounds``."""
     begun = [record for record in records if record.rounds]
-    rounds = min((len(record.rounds) for record in begun), default=0)
-    counts = {"rounds": rounds, "seeds": len({record.header.seed for record in begun})}
-    pairs = zip(counts.items(), expected, strict=True)
+    rounds, seeds = min((len(record.rounds) for record in begun), default=0), {record.header.seed for record in begun}
+    pairs = zip({"rounds": rounds, "seeds": len(seeds)}.items(), expected, strict=True)
     return ", ".join(f"{count} of {full} {name}" for (name, count), full in pairs if count < full)
 
 

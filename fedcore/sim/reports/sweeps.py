@@ -300,14 +300,15 @@ def best(runs: Runs) -> tuple[list[Record], list[str], dict[str, str]]:
             notes.append(f"{label}: no point is complete")
             continue
         point = chosen[label] = max(scores, key=scores.__getitem__)
+        ends = _ends(point, scores)
         if len(points) > 1:
             of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(points) else ""
             best_of = f"{label}: {point}, the best of {of}{len(points)}{'' if of else ' points'}"
             moved = any(len(stats.waiting(record)) < len(record.rounds) for point in scores for record in points[point])
-            if ends := _ends(point, scores):
+            if ends and len(scores) > 2:
                 best_of += f", at an end of the values of {' and '.join(ends)}: try further ones"
             notes.append(best_of if moved else f"{label}: {point}, but no point is best: no model moved at any")
-        found += [replace(record, header=replace(record.header, order=place)) for record in points[point]]
+        found += [replace(one, header=replace(one.header, order=place), ends=ends) for one in points[point]]
     return found, notes, chosen
 
 
@@ -336,16 +337,15 @@ def grid_of(points: Iterable[str]) -> str:
     return "; ".join(f"{key}={', '.join(own)}" for key, own in values.items())
 
 
-def _ends(point: str, points: Iterable[str]) -> list[str]:
-    """Return the keys of a point whose value is the least or the greatest of at least three numbers in the points."""
+def _ends(point: str, points: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of a point whose value is the least or the greatest of several numbers in the points."""
     tried: dict[str, dict[str, float]] = {}
     for part in chain.from_iterable(one.split(",") for one in points):
         key, _, value = part.partition("=")
         with suppress(ValueError):
             tried.setdefault(key, {})[part] = float(value)
-    ends = {key: (min(own, key=own.__getitem__), max(own, key=own.__getitem__)) for key, own in tried.items()}
-    own = point.split(",")
-    return [key for key, of_key in ends.items() if len(tried[key]) > 2 and not set(of_key).isdisjoint(own)]
+    ranked = {key: sorted(own, key=own.__getitem__) for key, own in tried.items() if len(own) > 1}
+    return tuple(key for key, own in ranked.items() if not {own[0], own[-1]}.isdisjoint(point.split(",")))
 
 
 def setting_of(point: str) -> str:

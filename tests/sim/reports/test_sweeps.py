@@ -1,6 +1,8 @@
 """The report of a sweep: the best point of each algorithm, and the overview."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,8 @@ from fedcore.errors import MissingDataError
 from fedcore.sim.reports import is_sweep, write_overview
 from fedcore.sim.reports.report import FILES
 from tests.sim.reports.kit import Page, read_csv
+
+PAPERS = Path(__file__).parents[3] / "bench" / "papers"
 
 
 def test_each_algorithm_has_its_best_point(tmp_path, put):
@@ -48,15 +52,25 @@ def test_no_point_is_best_if_no_model_moved(tmp_path, put):
     assert write_overview(tmp_path).reports["p"].summary.notes[1] == "MIFA: lr=0.2, the best of 2 points"
 
 
-def test_a_best_point_at_an_end_of_the_values_has_a_note(tmp_path, put):
-    for lr, one, other in ((0.05, 0.4, 0.5), (0.1, 0.5, 0.6), (0.2, 0.6, 0.5)):
-        put(f"lr={lr},beta=0.5", "FedAvg", 0, 0, [one])
-        put(f"lr={lr},beta=0.5", "MimiC", 1, 0, [other])
-    notes = write_overview(tmp_path).reports["p"].summary.notes
-    assert notes == (
-        "FedAvg: lr=0.2,beta=0.5, the best of 3 points, at an end of the values of lr: try further ones",
-        "MimiC: lr=0.1,beta=0.5, the best of 3 points",
-    )
+def test_notes_and_verdicts_name_best_values_at_an_end(tmp_path, put):
+    """Cheng et al., Figure 1(c), by the committed trials from .01 on: all best rates and betas are at an end."""
+    for row in read_csv(PAPERS / "momentum-s1-trials.csv"):
+        rate, _, beta = row["point"].removeprefix("rate.lr=").partition(",beta=")
+        if float(rate) >= 0.01 and beta in ("", "0.2", "0.5"):
+            put(row["point"], row["algorithm"], 0, int(row["seed"]), [float(row["accuracy"])], preset=row["preset"])
+    report = write_overview(tmp_path).reports["momentum/figure1c"]
+    assert {note.partition(", the best")[2] for note in report.summary.notes} == {
+        " of 4 points, at an end of the values of rate.lr: try further ones",
+        " of 8 points, at an end of the values of rate.lr and beta: try further ones",
+    }
+    for line, plain in zip(report.paper.lines, ("FedAvg", "SCAFFOLD"), strict=True):
+        assert re.search(rf"contradicted, .*{plain}M \(rate.lr, beta\), {plain} \(rate.lr\)$", line.spread)
+
+
+def test_a_best_point_within_the_values_has_no_note(tmp_path, put):
+    for lr, accuracy in ((0.05, 0.5), (0.1, 0.6), (0.2, 0.5)):
+        put(f"lr={lr},beta=0.5", "MimiC", 1, 0, [accuracy])
+    assert write_overview(tmp_path).reports["p"].summary.notes == ("MimiC: lr=0.1,beta=0.5, the best of 3 points",)
 
 
 def test_point_without_a_seed_of_another_is_incomplete(tmp_path, put):
@@ -64,8 +78,7 @@ def test_point_without_a_seed_of_another_is_incomplete(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 1, [0.3])
     put("lr=0.2", "FedAvg", 0, 0, [0.6])  # its second seed has not begun
     summary = write_overview(tmp_path).reports["p"].summary
-    assert summary.notes == ("FedAvg: lr=0.1, the best of 1 complete point of 2",)
-    assert summary.rows[0].seeds == (0, 1)
+    assert (summary.notes, summary.rows[0].seeds) == (("FedAvg: lr=0.1, the best of 1 complete point of 2",), (0, 1))
 
 
 def test_page_has_the_configuration_of_the_best_point(tmp_path, put):
@@ -74,8 +87,7 @@ def test_page_has_the_configuration_of_the_best_point(tmp_path, put):
         (tmp_path / "p" / point / "config.json").write_text(json.dumps({"description": f"at {point}"}))
     write_overview(tmp_path)
     page = (tmp_path / "p" / "report.html").read_text()
-    assert "at lr=0.2" in page
-    assert "at lr=0.1" not in page
+    assert ("at lr=0.2" in page, "at lr=0.1" in page) == (True, False)
 
 
 def test_changes_at_different_best_points_name_the_method(tmp_path, put):
@@ -114,8 +126,7 @@ def test_overview_compares_with_the_paper(tmp_path, put):
     assert "flexible/table3-synthetic-niid-t2, 3 rounds, seed 0." in text
     assert "| C | 65.0 | 65.0 | +15.0 |" in text  # the comparison with the paper has no accuracies
     page = Page(tmp_path / "overview.html")
-    assert page.tags.count("svg") == 2  # accuracy and loss
-    assert page.addresses == []
+    assert (page.tags.count("svg"), page.addresses) == (2, [])  # accuracy and loss
 
 
 def test_presets_are_sorted_by_number(tmp_path, put):
