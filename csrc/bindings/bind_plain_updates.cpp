@@ -27,17 +27,18 @@ enum At { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKi
 // Whether an object is an integer of NumPy, or a float of it.
 bool is_of_numpy(PyObject* object, bool is_float) {
     const std::string_view type = Py_TYPE(object)->tp_name;
+    if (PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE)) return false;  // made in Python, with any name
     return is_float ? type.rfind("numpy.float", 0) == 0
                     : type.rfind("numpy.int", 0) == 0 || type.rfind("numpy.uint", 0) == 0;
 }
 
-// A plain int, or a plain float that is finite, or NumPy's, of at least 0; else -1.
+// A plain int below 2^53, or a plain float that is finite, or NumPy's, of at least 0; else -1.
 double amount(PyObject* object, bool is_whole = false) {
     const bool is_int = PyLong_CheckExact(object) || is_of_numpy(object, false);
     if (!is_int && (is_whole || !(PyFloat_CheckExact(object) || is_of_numpy(object, true)))) return -1;
     const double value = PyFloat_AsDouble(object);
     if (value == -1) PyErr_Clear();
-    return value >= 0 && std::isfinite(value) ? value : -1;
+    return value >= 0 && (is_int ? value < 0x1p53 : std::isfinite(value)) ? value : -1;
 }
 
 // The number of an optional amount, `absent` for None, and -1 for an unusual one.
@@ -51,18 +52,22 @@ double whole(PyObject* object, double most) {
     return value >= 1 && value <= most ? value : 0;
 }
 
-// `sent` for None or the same number; if clients may choose rates, a float within (0, most]; else 0.
+// `sent` for None or the same number in float32; if clients may choose rates, a float within (0, most]; else 0.
 double rate(PyObject* object, double sent, bool own, double most) {
     const double value = amount_or(object, sent);
-    return (own ? value > 0 && value <= most : value == sent) ? value : 0;
+    if (own) return value > 0 && value <= most ? value : 0;
+    return std::abs(value - sent) <= 1e-6 * sent ? sent : 0;
 }
 
 // A model as a plain NumPy vector of n float32: the array, or a view of bytes or of a tensor of torch; else null.
-py::object plain_model(PyObject* model, std::int64_t n) {
-    if (PyBytes_CheckExact(model) && PyBytes_GET_SIZE(model) == 4 * n)
-        return py::array_t<float>(n, reinterpret_cast<const float*>(PyBytes_AS_STRING(model)), model);
+py::object plain_model(PyObject* model, std::int64_t n, bool kept) {
+    if (PyBytes_CheckExact(model) && PyBytes_GET_SIZE(model) == 4 * n) {
+        py::array_t<float> view(n, reinterpret_cast<const float*>(PyBytes_AS_STRING(model)), model);
+        array_proxy(view.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
+        return std::move(view);
+    }
     if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
-    py::object view = view_of_torch(model);
+    py::object view = view_of_torch(model, kept);
     return view && is_plain_vector(view, n) ? view : py::object();
 }
 
@@ -135,6 +140,7 @@ struct Part {
     py::object name;
     std::vector<py::ssize_t> shape;
     std::int64_t start, size;
+    bool is_numbered;  // whether its name is its index
 };
 
 // Copies a tensor of float32, float16 or (of torch) bfloat16, of this shape and in C order, as float32. Returns its
@@ -142,7 +148,7 @@ struct Part {
 std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shape, std::int64_t n, float* to) {
     const py::object bits = bits_of_torch(tensor);
     const bool brain = static_cast<bool>(bits);
-    if (py::object view = brain ? bits : view_of_torch(tensor)) tensor = view;
+    if (py::object view = brain ? bits : view_of_torch(tensor, false)) tensor = view;
     if (!is_plain_array(tensor, shape)) return -1;
     const auto* const array = array_proxy(tensor.ptr());
     const auto* const dtype = array_descriptor_proxy(array->descr);
@@ -163,8 +169,8 @@ std::int64_t copy_tensor(py::object tensor, const std::vector<py::ssize_t>& shap
 // A model may wait for the fold if the caller leaves it unchanged: in every case (`may_hold`), by `keep`, because it is
 // immutable, or because the server owns its memory (`owns`). A copy of at most `copied` bytes may wait too. With that
 // limit, a model may also be a vector of 16-bit floats. A model may be a dict of tensors with the names and shapes of
-// `parts`, or a list of them if the names are indices: of 16-bit floats too if it is copied, else it is read as a list
-// of vectors. A vector may also be the difference to the open round's model, or a gradient, where no buffers are.
+// `parts`, or a list of them if the names are its indices: of 16-bit floats too if it is copied, else it is read as a
+// list of vectors. A vector may also be the difference to the open round's model, or a gradient, where no buffers are.
 class PlainUpdates {
   public:
     PlainUpdates(py::object type, py::object index, std::int64_t n, const Limits& limits, Ranges nonnegative,
@@ -195,7 +201,8 @@ class PlainUpdates {
         for (const py::handle part : listed_) {
             const py::tuple pair = items_of(part, "parts", 2);
             const auto [shape, size] = extents_of(pair[1]);
-            parts.push_back({pair[0], shape, stop, size});
+            const bool is_numbered = py::str(pair[0]).equal(py::str(std::to_string(parts.size())));
+            parts.push_back({pair[0], shape, stop, size, is_numbered});
             stop = size < 0 || size > n_ - stop ? n_ + 1 : stop + size;
         }
         if (stop != n_ && !parts.empty()) raise("ArrayError", "parts: expected tensors with n elements in all");
@@ -315,7 +322,7 @@ class PlainUpdates {
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         const bool small = 4 * n_ <= copied_;
         if (out.form == kGradient && (PyDict_Check(model) || PyList_Check(model) || PyTuple_Check(model))) return -1;
-        py::object vector = plain_model(model, n_);
+        py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
         const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
         std::int64_t bytes = 4 * n_;
         if (!safe && small) {
@@ -367,12 +374,14 @@ class PlainUpdates {
     std::int64_t for_parts(PyObject* model, const ReadPart& read) {
         const bool is_list = PyList_CheckExact(model) || PyTuple_CheckExact(model);
         if (!is_list && !PyDict_CheckExact(model) && !PyODict_CheckExact(model))
-            return read(Part{{}, {n_}, 0, n_}, py::reinterpret_borrow<py::object>(model));
+            return read(Part{{}, {n_}, 0, n_, false}, py::reinterpret_borrow<py::object>(model));
         if (parts_.empty()) read_parts();
         if (parts_.empty() || PyObject_Size(model) != static_cast<Py_ssize_t>(parts_.size())) return -1;
         std::int64_t bytes = 0;
         for (const Part& part : parts_) {
-            PyObject* const tensor = PyObject_GetItem(model, part.name.ptr());
+            if (is_list && !part.is_numbered) return -1;
+            PyObject* const tensor =
+                is_list ? PySequence_GetItem(model, &part - parts_.data()) : PyObject_GetItem(model, part.name.ptr());
             if (tensor == nullptr) {
                 if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
                 PyErr_Clear();
@@ -391,7 +400,7 @@ class PlainUpdates {
 
     bool is_unchanged(const Entry& entry) const {
         if (!entry.source) return true;
-        const py::object now = plain_model(entry.source.ptr(), n_);
+        const py::object now = plain_model(entry.source.ptr(), n_, false);
         return now && array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
     }
 

