@@ -186,7 +186,7 @@ def changes(server: Server, model: Any, returned: Mapping[str, Any] | None = Non
 def require_rate_of_rounds(lr: float | Rate | None) -> None:
     """Raise an error if the rate differs between the steps of a round; a message carries one rate."""
     if hasattr(lr, "of_step"):
-        raise RangeError(f"lr={lr!r}: must not change within a round; use lambda round: rate(round), its first rate")
+        raise RangeError(f"lr={lr!r}: must not change within a round; use lambda round: rate(round) to send its first")
 
 
 def steps_of(reported: object, metrics: Mapping[str, Any], steps: int | str | None, server: Server) -> Any:
