@@ -506,7 +506,7 @@ class Settings:
         return not (needs_more or needs_weights or self.layout.outside or self.audit)
 
     @cached_property
-    def steps_by_mean(self) -> bool:
+    def sums_at_once(self) -> bool:
         """Whether a round only moves x along the weighted mean of h, and no rule can reject a finite update."""
         layout = self.layout
         return (

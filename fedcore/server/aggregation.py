@@ -318,6 +318,8 @@ class Result(NamedTuple):
     """The factor of ``A``: W for a robust combination, which thus keeps its bits if the step divides by W."""
     plain: F64 | None = None
     """float64[n_parameters], the sum that A would be without a robust rule, for the total; None without a total."""
+    at_once: bool = False
+    """Whether the sums are those of ``Sum.total_at_once``; the step is then along the mean."""
 
 
 SumVector: TypeAlias = npt.NDArray[Any] | ExactSum
@@ -468,15 +470,18 @@ class Sum:
             self.accept(batch)
         return batch, squares
 
-    def fold_at_once(self, batch: UpdateBatch) -> Floats | None:
-        """Return A of a cohort that only adds h, and measure it; None if an update is too long."""
+    def total_at_once(self, batch: UpdateBatch) -> Result | None:
+        """Return the sums of a whole cohort that only adds h, and measure it; None if an update may not count."""
         ys, scales, weights = batch.vectors, batch.scales, batch.weights
-        squares = kernels.accumulate(None, batch.bases, ys, scales, weights, out=self._spare)
+        W: float = core.column_sum(0.0, weights, None)
+        if not W > 0:
+            return None
+        with span("fold", None, (batch.bases, ys, self._spare)):
+            squares = kernels.accumulate(None, batch.bases, ys, scales, weights, out=self._spare)
         if not self._fits(squares, weights):
             return None
         batch.count(squares)
-        A: Floats = self._spare
-        return A
+        return Result(self._spare, None, self._spare[:0], W, W, at_once=True)
 
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:
         """Add an exact sum of another server over parameters and buffers, with its updates; return False on overflow.

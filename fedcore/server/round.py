@@ -36,7 +36,6 @@ from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
 from fedcore.server.report import (
     Attendance,
-    Diagnostics,
     Rejected,
     Report,
     report_of,
@@ -45,7 +44,6 @@ from fedcore.server.report import (
     warn_if_capped,
 )
 from fedcore.server.state import NewClients, State
-from fedcore.server.step import PreparedStep
 from fedcore.server.update import (
     ACCEPTED,
     ALREADY,
@@ -976,11 +974,7 @@ class Round(OpenRound):
         began = time.perf_counter()
         self._require_open()
         self._require_enough()
-        step, result = self._step_by_mean(), None
-        if step is None:
-            self.settle()
-            self._require_enough()
-            result = self._total()
+        result, norms = self._total()
         [batch] = self._folded
         try:
             with uninterrupted() if self._state.defers_signals else nullcontext():
@@ -988,12 +982,7 @@ class Round(OpenRound):
                     raise RoundError("round: a signal handler aborted it before it was finished")
                 rejected = tuple(self._rejected.listed)
                 ids = self._ids.after(self._number, self._settings.policy.max_staleness, self._known)
-                if step is None:
-                    norms = self._validator.remembered() | ids
-                    prepared, found = self._state.take_step(self, result, batch, norms, rejected)
-                else:
-                    prepared, found = step
-                    self._state.commit(prepared.after._replace(norms=ids) if ids else prepared.after, self)
+                prepared, found = self._state.take_step(self, result, batch, norms | ids, rejected)
                 spent, seen = self._seconds + time.perf_counter() - began, (batch.clients, rejected)
                 own: dict[str, Any] = {"rejected": rejected, "seconds": spent, "bytes": self._bytes}
                 own |= {"closed": self.attendance.reason(*seen), "missing": self.attendance.missing(*seen)}
@@ -1007,10 +996,23 @@ class Round(OpenRound):
             self._empty_journal()
         return self.report, prepared.most_steps
 
-    def _step_by_mean(self) -> tuple[PreparedStep, Diagnostics] | None:
-        """Return the step along the mean of the held updates, if the round needs no more; None for other rounds."""
+    def _total(self) -> tuple[Any, dict[str, Any]]:
+        """Return the sums of all updates, which are then one batch, and the norms that rules remember."""
+        if (at_once := self._total_at_once()) is not None:
+            return at_once, {}
+        self.settle()
+        self._require_enough()
+        batch = UpdateBatch.cohort(self._folded, self._settings, self._clients)
+        now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
+        result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
+        batch.drop()
+        self._folded = [batch]
+        return result, self._validator.remembered()
+
+    def _total_at_once(self) -> Any:
+        """Return the sums if all updates are still held and need only one pass; else None."""
         state, holds_all = self._state, not (self._held or self._undecided or self._folded or self._summed)
-        if not (self._settings.steps_by_mean and holds_all and self._plain):
+        if not (self._settings.sums_at_once and holds_all and self._plain):
             return None
         if state.upload is not None or state.newcomers.population is not None:
             return None
@@ -1019,17 +1021,8 @@ class Round(OpenRound):
         if not vectors or list in map(type, vectors) or len(self._known) < self.attendance.policy.min_clients:
             return None
         self._weigh(batch)
-        if (step := state.step_by_mean(batch)) is not None:
+        if (result := self._sum.total_at_once(batch)) is not None:
             self._held, self._folded = [], [batch]
-        return step
-
-    def _total(self) -> Any:
-        """Return the sums of all folded updates, which are then one batch."""
-        batch = UpdateBatch.cohort(self._folded, self._settings, self._clients)
-        now, has_noise = self._state.snapshot, len(batch) > 0 and self._summed.issuperset(batch.clients)
-        result = self._sum.total(batch, self._settings.rules, now.ledger, now.center, has_noise=has_noise)
-        batch.drop()
-        self._folded = [batch]
         return result
 
     def _weigh(self, batch: UpdateBatch) -> None:

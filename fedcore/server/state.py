@@ -32,7 +32,7 @@ from fedcore.arrays import (
 from fedcore.errors import CheckpointError, DivergedError, RoundError, StoreError
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Compute, Settings
-from fedcore.profiling import begin, span
+from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
     Reducer,
@@ -716,36 +716,30 @@ class State:
                         f"{store.codec} row, so x is unchanged; lower the rates, or remove the client"
                     )
 
-    def step_by_mean(self, batch: UpdateBatch) -> tuple[PreparedStep, Diagnostics] | None:
-        """Return the step along the mean of a weighed cohort, with ``Settings.steps_by_mean``, as ``prepare`` does.
-
-        Return None, without a change, if an update may have to be rejected or x would diverge.
-        """
-        now, model, gamma = self.snapshot, self.model, claimless_gamma(self.settings, self.snapshot)
-        W: float = core.column_sum(0.0, batch.weights, None)
-        if gamma is None or not W > 0:
-            return None
-        read, folding = (now.x, batch.vectors), begin("fold")
-        A = self._sum.fold_at_once(batch)
-        if folding:
-            folding.end((*read, A))
-        if A is None:
-            return None
-        x, v, stepping = model.new_x(), model.v(), begin("step")
-        v_square, x_square = core.server_step(
-            A, None, now.x, v_of=Linear(1 / W), gamma=gamma, v=v, total_out=None, x_out=x
-        )
-        if stepping:
-            stepping.end((A, now.x, v, x))
+    def _step_along_mean(self, result: Result, norms: Mapping[str, Floats]) -> tuple[PreparedStep, Diagnostics] | None:
+        """Return the step of ``Sum.total_at_once``, as ``prepare`` does, and its measurements; None if x diverges."""
+        now, gamma, share = self.snapshot, claimless_gamma(self.settings, self.snapshot), 1 / result.W
+        assert gamma is not None  # as ``Settings.sums_at_once`` requires
+        x, v = self.model.new_x(), self.model.v()
+        with span("step", None, (result.A, now.x, v, x)):
+            v_square, x_square = core.server_step(
+                result.A, None, now.x, v_of=Linear(share), gamma=gamma, v=v, total_out=None, x_out=x
+            )
         if not math.isfinite(x_square):
             return None
         x.setflags(write=False)
-        number, transactions = now.round_number + 1, now.transactions + 1
         after = now._replace(
-            x=x, x_prev=x, momentum=v, gamma=gamma, norms={}, changed={}, round_number=number, transactions=transactions
+            x=x,
+            x_prev=x,
+            momentum=v,
+            gamma=gamma,
+            norms=norms,
+            changed={},
+            round_number=now.round_number + 1,
+            transactions=now.transactions + 1,
         )
-        step = PreparedStep(now, None, None, after, gamma=gamma)  # type: ignore[arg-type]  # neither is needed
-        return step, Diagnostics(None, v_square / (1 / W * W) ** 2)
+        step = PreparedStep(now, result, None, after, gamma=gamma)  # type: ignore[arg-type]  # without a ``Cohort``
+        return step, Diagnostics(None, v_square / (share * result.W) ** 2)
 
     def take_step(
         self,
@@ -756,6 +750,10 @@ class State:
         rejected: Sequence[tuple[ClientId, str]],
     ) -> tuple[PreparedStep, Diagnostics]:
         """Take the step of a round, measure it and commit it; see ``prepare``. ``rejected`` is for the audit."""
+        at_once = isinstance(result, Result) and result.at_once  # groups and shards have other sums
+        if at_once and (step := self._step_along_mean(result, norms)) is not None:
+            self.commit(step[0].after, opened)
+            return step
         prepared, offset = self.prepare(result, batch, norms), self.shared_offset()
         found = Diagnosis(self.settings, self.store, prepared, batch, offset, self.reducer).measure()
         facts = None
