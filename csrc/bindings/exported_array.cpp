@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "bindings/device_array.h"
 
@@ -239,19 +240,11 @@ py::buffer_info export_buffer(py::handle object, Name name) {
 // A buffer's format as a dtype's name. It may begin with a sign for the byte order; Python's '=' is the processor's.
 std::string dtype_of_format(const std::string& format) {
     constexpr const char* kOwnOrder = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "@=<" : "@=>";
+    constexpr std::pair<char, const char*> kNames[] = {
+        {'f', "float32"}, {'d', "float64"}, {'e', "float16"}, {'H', "uint16"}, {'b', "int8"}};
     const bool marked = format.size() == 2 && std::strchr(kOwnOrder, format[0]) != nullptr;
-    if (format.size() == 1 || marked) switch (format.back()) {
-            case 'f':
-                return "float32";
-            case 'd':
-                return "float64";
-            case 'e':
-                return "float16";
-            case 'H':
-                return "uint16";
-            case 'b':
-                return "int8";
-        }
+    for (const auto& [code, name] : kNames)
+        if ((format.size() == 1 || marked) && format.back() == code) return name;
     return "'" + format + "'";
 }
 
@@ -265,10 +258,6 @@ ExportedArray from_buffer(const py::buffer_info& info) {
     found.writable = !info.readonly;
     return found;
 }
-
-}  // namespace
-
-namespace {
 
 py::object call(py::handle object, PyObject* method) {
     PyObject* const result = PyObject_CallMethodNoArgs(object.ptr(), method);

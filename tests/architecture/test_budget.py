@@ -16,7 +16,7 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 7_014,
-    "csrc": 11_724,
+    "csrc": 11_715,
     "tests": 65_065,
     "fedcore": 2_807,
     "fedcore/adapters": 2_839,
