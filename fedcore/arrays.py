@@ -112,8 +112,8 @@ def device_of(array: Any) -> str:
     """
     if isinstance(array, np.ndarray):
         return _memory_of(array) if _limits else CPU
-    if not hasattr(array, "__dlpack_device__"):
-        return CPU
+    if not hasattr(array, "__dlpack_device__") or (is_own_class(array) and getattr(array, "is_cpu", False)):
+        return CPU  # torch needs 3 us for DLPack's answer
     kind, number = array.__dlpack_device__()
     if kind in _HOST:
         return CPU
@@ -150,14 +150,8 @@ def native(declaration: Callable[P, R]) -> Callable[P, R]:
 
     It runs in IEEE mode (``ieee``). The declaration's docstring is its contract.
     """
-    name = declaration.__name__
-
-    @wraps(declaration)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = core.in_ieee_mode(getattr(core, name), *args, **kwargs)
-        return result
-
-    return called
+    function: Callable[P, R] = getattr(core, declaration.__name__)
+    return wraps(declaration)(ieee(function))
 
 
 class CudaDevice(NamedTuple):
@@ -363,8 +357,18 @@ def as_array(name: str, leaf: Any) -> npt.NDArray[Any]:
     return array.astype(np.float32, copy=False) if narrow else array
 
 
-def from_dlpack(leaf: Any) -> npt.NDArray[Any]:
-    """Return a view of an array; raise BufferError for a null address, for which NumPy returns uninitialised memory."""
+def from_dlpack(leaf: Any) -> Any:
+    """Return a view of an array in CPU memory: NumPy's, or torch's for a torch tensor in bfloat16, which NumPy lacks.
+
+    The view keeps the memory. A DLPack export of torch would not: its caller could free it by ``resize_``. After a view
+    of NumPy's, torch refuses to resize the storage. Raise BufferError for a null address, for which NumPy returns
+    uninitialised memory.
+    """
+    if is_own_class(leaf) and hasattr(leaf, "detach"):
+        view = leaf.detach()  # ``leaf.data`` may be replaced
+        has_dtype = dtype_name(leaf) != "bfloat16"
+        array = (view if has_dtype else view.view(sys.modules["torch"].int16)).numpy()
+        return array if has_dtype else view
     array = np.from_dlpack(leaf)
     if array.size and array.flags.owndata:
         raise BufferError(f"the array of the class {type(leaf).__name__} has a null address")
@@ -375,6 +379,7 @@ def as_narrow(leaf: Any) -> Any:
     """Return a flat view of a tensor of 16-bit floats, if the kernels can read it where it lies, else None."""
     if not is_own_class(leaf) or dtype_name(leaf) not in NARROW or device_of(leaf) != CPU:
         return None
+    leaf = leaf if isinstance(leaf, np.ndarray) else from_dlpack(leaf)
     if isinstance(leaf, np.ndarray):
         return leaf.reshape(-1) if leaf.flags.c_contiguous and leaf.flags.aligned else None
     return leaf.reshape(-1) if leaf.is_contiguous() else None
@@ -398,9 +403,8 @@ def tensor_over(memory: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...
     """Return a view of ``memory`` as a tensor of torch, or as an array for the other libraries."""
     if library != "torch":
         return memory.view(dtype).reshape(shape)
-    torch, is_bfloat16 = _library("torch"), dtype == "bfloat16"
-    tensor = torch.from_numpy(memory.view("int16" if is_bfloat16 else dtype).reshape(shape))
-    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+    torch = _library("torch")
+    return torch.from_numpy(memory).view(getattr(torch, dtype)).reshape(shape)
 
 
 class Bfloat16Array:
@@ -485,8 +489,7 @@ def write_tensor(name: str, leaf: Any, vector: Any) -> None:
     try:
         if library_of([leaf]) == "torch":
             torch = _library("torch")
-            on_device = is_device_array(vector)
-            source = torch.from_dlpack(vector) if on_device else torch.from_numpy(np.array(vector))
+            source = torch.from_dlpack(vector) if is_device_array(vector) else torch.from_numpy(np.array(vector))
             leaf.detach().copy_(source.reshape(leaf.shape))
         elif is_device_array(vector):
             core.combine([vector], np.ones(1), flatten_on_device(name, leaf))

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,6 +29,30 @@ def in_threads(work, *arguments):
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def one_by_one(server, updates, **options):
+    """Run a round with a batch for each update, and return its report."""
+    with server.open_round(**options) as opened:
+        for update in updates:
+            opened.add_batch([update])
+    return opened.report
+
+
+@contextmanager
+def in_time(seconds=60):
+    """Stop a block, or a function with this decorator, that waits for longer."""
+
+    def late(*_):
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def place(spec, **options):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import socket
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fedcore.sim.experiment.results import FolderJournal, Header, Writer, _confi
 from fedcore.sim.experiment.runner import check_device, with_additions, write_config
 from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.reports.report import draw_holdings
+from tests.kit import in_time
 
 HEADER = Header("quickstart", "", "FedAvg", 0, 0, 1, "0")
 
@@ -116,20 +116,6 @@ def test_the_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
     assert synced == [(False, False), (True, True)]
 
 
-@pytest.fixture
-def guarded():
-    """Stop a test that blocks on a pipe."""
-
-    def stop(*_):
-        raise AssertionError("it waits for a pipe")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 READERS = {
     "cluster.json": Server.load,
     "trial.jsonl": records.read,
@@ -175,7 +161,7 @@ def made_link_to_a_device(path):
     path.symlink_to("/dev/null")
 
 
-@pytest.mark.usefixtures("guarded")
+@in_time(20)
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("made", [made_pipe, made_socket, made_link_to_a_pipe, made_link_to_a_device])
 def test_a_pipe_or_a_device_is_not_read(tmp_path, name, made):
@@ -185,7 +171,7 @@ def test_a_pipe_or_a_device_is_not_read(tmp_path, name, made):
         READERS[name](path)
 
 
-@pytest.mark.usefixtures("guarded")
+@in_time(20)
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("made", [made_pipe, made_socket])
 def test_a_pipe_or_a_device_is_not_replaced(tmp_path, name, made):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -31,6 +31,7 @@ from fedcore.sim.experiment import load_results
 from fedcore.sim.experiment.runner import prepare
 from fedcore.sim.experiment.schema import trials
 from tests.cli.command import invoke
+from tests.kit import in_time
 from tests.model.kill_merges import content, in_child
 from tests.sim.experiment.kit import FEDAVG, interrupt, quick
 from tests.store.kit import meanwhile
@@ -99,20 +100,6 @@ ATTACKS = [as_link, as_dangling_link, as_hard_link, as_pipe, as_folder, as_file]
 ATTACKS += [pytest.param(of_another, marks=needs_root), changed]
 REFUSED = (as_link, as_dangling_link, as_pipe, as_file, of_another)
 """What is refused under the name of a part of a server's folder."""
-
-
-@contextmanager
-def in_time():
-    def late(*_):
-        raise AssertionError("a command waits")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def names_in(folder):

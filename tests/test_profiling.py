@@ -25,7 +25,7 @@ from fedcore.profiling import PHASES, span
 from fedcore.sim.experiment import load_preset, run_experiment
 from tests.cli.command import invoke
 from tests.kills import ended
-from tests.kit import in_threads
+from tests.kit import in_threads, one_by_one
 from tests.server.invariant import contradictions
 from tests.server.stopping import Stopped, a_round, check, each_line, expected
 from tests.server.stopping import a_server as a_server_to_stop
@@ -111,9 +111,7 @@ def test_phases_of_a_round(tmp_path):
     with fedcore.profile() as profile, server:
         server.broadcast(range(3)).of(0)
         server.round(updates(server))
-        with server.open_round() as round:
-            for update in updates(server):
-                round.add_batch([update])
+        one_by_one(server, updates(server))
         server.save(tmp_path / "copy")
     found = calls(profile)
     assert {

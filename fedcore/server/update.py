@@ -209,7 +209,8 @@ class Update(NamedTuple):
             mean gradient of the client's steps.
         keep: whether the caller leaves the vectors unchanged until the round is finished. The round may then hold them
             and fold several in one pass. It always holds ``bytes``, arrays over ``bytes``, and arrays of
-            ``Round.buffer``. It folds any other vector at once, and the caller may then reuse it.
+            ``Round.buffer``. It folds any other vector at once, and the caller may then reuse it. torch refuses to
+            resize the storage of a tensor that was read.
         weight: a number >= 0 that replaces n_i as the weight, for methods that weight by examples. Limits of examples
             do not apply to it. Default: n_i.
         loss: F_i >= 0, the mean loss of x over the client's examples before its steps, for methods that weight by it
@@ -458,13 +459,13 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
 
 
 def _in_memory(expected: str, y: Any, dtype: str, device: str) -> Any:
-    """Return a foreign array as NumPy's; unchanged on the device, or in bfloat16, which NumPy lacks."""
+    """Return a view as of ``from_dlpack``; an array on the device, or JAX's in bfloat16, unchanged."""
     try:
         if (found := device_of(y)) == device != CPU:
             return y
         if found != CPU:
             raise BufferError(f"the array is on {getattr(y, 'device', found)}")
-        return y if dtype == "bfloat16" else from_dlpack(y)
+        return from_dlpack(y) if dtype != "bfloat16" or is_own_class(y) else y
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         or_device = "" if device == CPU else f" or on {device}"
         raise DtypeError(f"{expected} in CPU memory{or_device}: {error}") from None

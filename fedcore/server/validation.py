@@ -232,13 +232,15 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
                 "averaged and must be equal. If clients have their own, pass Model(personal=...); for counts such as "
                 "histograms, average float64 arrays by fedcore.aggregate"
             )
-    for name in [one.name for one in layout.counters if one.name in sent and one.shape == now[one.name].shape]:
+    for piece in [one for one in layout.counters if one.name in sent and one.shape == now[one.name].shape]:
+        name = piece.name
         before, given = now[name].reshape(-1).tolist(), sent[name].reshape(-1).tolist()  # Python's do not overflow
         after = [old + more for old, more in zip(before, given, strict=True)] if kind == "delta" else given
         most = [min(old + MOST_GROWTH, LARGEST[now[name].dtype]) for old in before]
         if any(map(gt, after, most)):
             raise RangeError(f"{name}={max(after)}: must be at most {max(most)}")
-        counters[name] = np.array([*map(max, after, before)], now[name].dtype).reshape(now[name].shape)
+        largest = [*map(max, after, before)]
+        counters[name] = sent[name] if largest == given else np.array(largest, now[name].dtype).reshape(piece.shape)
     return counters
 
 
@@ -267,7 +269,7 @@ def settled(layout: Layout, now: Counters, sent: Sequence[Counters]) -> dict[str
     flags, after = {piece.name for piece in layout.constants}, {}
     for name, before in now.items():
         values = [others[name] for others in sent if name in others]
-        after[name] = agreed(before, values, len(sent)) if name in flags else _grown(before, values)
+        after[name] = agreed(before, values, len(sent)) if name in flags or not values else _grown(before, values)
     for name in flags:
         if after.get(name) is now.get(name) and 2 * sum(name in others for others in sent) > len(sent):
             LOGGER.warning("%s: keeps its value, because no value came from more than half of the updates", name)
@@ -283,15 +285,13 @@ def agreed(now: npt.NDArray[Any], sent: Sequence[npt.NDArray[Any]], k: int) -> n
 
 
 def _grown(now: npt.NDArray[np.integer[Any]], sent: Sequence[npt.NDArray[np.integer[Any]]]) -> Any:
-    if not sent:
-        return now
     wide = np.uint64 if now.dtype == np.uint64 else np.int64  # differences fit, because of MOST_GROWTH
-    before = now.astype(wide)
-    by = np.sort(np.maximum(np.stack(sent).astype(wide), before) - before, axis=0)
+    before = now.reshape(-1).astype(wide)
+    by = np.maximum(np.array(sent, wide).reshape(len(sent), now.size), before) - before
+    by.sort(axis=0)
     still = (by == 0).sum(axis=0)
-    middle = np.minimum(still + (len(by) - 1 - still) // 2, len(by) - 1)
-    median = np.take_along_axis(by, middle[np.newaxis], axis=0)[0]
-    return np.asarray(before + np.minimum(by[-1], wide(MEDIANS) * median)).astype(now.dtype)
+    median = by[(len(by) - 1 + still) // 2, np.arange(now.size)]
+    return (before + np.minimum(by[-1], wide(MEDIANS) * median)).astype(now.dtype).reshape(now.shape)
 
 
 # The norms of updates, and the chain's rules.

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import Server, Update
+from fedcore import Compute, Server, Update
+from fedcore.algorithms import SCAFFOLD, FedAvg
 from fedcore.arrays import core
 from fedcore.server.update import KINDS
 from fedcore.server.validation import UpdateReader
@@ -95,6 +96,25 @@ def test_a_tensor_that_got_other_memory_is_listed_as_changed():
         assert plain.add([Update(0, model, 2, keep=True)], set(), set(), -1, 0) is not None
         with pytest.raises(RuntimeError, match="resiz"):  # its memory would be freed
             (model["a"] if type(model) is dict else model).untyped_storage().resize_(0)
+
+
+SENT = SCAFFOLD(control="sent")
+WAYS = [(FedAvg(), {"aggregation": "median"}), (SENT, {}), (SENT, {"compute": Compute(shards=2)})]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(("method", "options"), WAYS)
+def test_torch_cannot_free_what_a_round_holds(method, options, dtype):
+    torch, shapes = pytest.importorskip("torch"), [(80_000,), (80_000,), (2, 20_000), (40_000,)]
+    flat, control, *named = (torch.ones(shape, dtype=getattr(torch, dtype)) for shape in shapes)
+    x = {"0": np.zeros(shapes[2], np.float32), "1": np.zeros(shapes[3], np.float32), "count": np.int64(0)}
+    held = [flat, *[control] * (method == SENT), *named * (dtype != "float64")]  # named float64 is copied
+    with Server(x, method, 2, lr=0.5, **options).open_round() as round:
+        for client, y in enumerate((flat, {"0": named[0], "1": named[1], "count": torch.tensor(1)})):
+            assert round.add(client, y, steps=1, control=control, keep=True)
+        for tensor in held:
+            with pytest.raises(RuntimeError, match="resiz"):
+                tensor.untyped_storage().resize_(0)
 
 
 FORMS = {

@@ -18,6 +18,7 @@ from fedcore.kernels import Linear
 from fedcore.sim.network.topology import Topology, second_eigenvalue
 from fedcore.sim.participation import Active, Bernoulli, OverSelection, Trace, Weighted
 from fedcore.sim.traces import Generated, Recorded, read_traces
+from tests import kit
 from tests.kernels.arrays import FORMS
 from tests.server import rounds
 
@@ -269,13 +270,7 @@ def run(method, x0, one_by_one=False, **options):
         sent = server.broadcast(cohort)
         results += [sent.lr, sent.a, sent.b, sent.mu, *(sent.offset(i) for i in cohort)]
         updates = list(ieee(list)(replies(server, cohort)))
-        if one_by_one:
-            with server.open_round() as opened:
-                for update in updates:
-                    opened.add_batch([update])
-            report = opened.report
-        else:
-            report = server.round(updates)
+        report = kit.one_by_one(server, updates) if one_by_one else server.round(updates)
         results += [report.norms, report.diversity, report.correction_norm, report.gamma]
     results += [server.correction(1), server.v, server.x]
     known = rounds.everything(server)

@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from tests.kit import one_by_one
+
 
 def as_list(server, updates):
     return server.round(updates)
@@ -37,13 +39,7 @@ def lent(server, updates):
 
 
 def _one_by_one(change):
-    def deliver(server, updates):
-        with server.open_round() as round:
-            for update in change(updates):
-                round.add_batch([update])
-        return round.report
-
-    return deliver
+    return lambda server, updates: one_by_one(server, change(updates))
 
 
 def _changed(**how):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedcore import Update
+from tests.kit import one_by_one
 
 N, n, ROUNDS, K = 12, 257, 100, 5
 
@@ -131,13 +132,7 @@ def follow(server, clients, course, paper, work=None, after=None):
             done = broadcast.local_rule.most_steps or course.steps[t][i]
             answer = (work or clients.work)(broadcast, i, done)
             updates.append(Update(i, **answer, steps=done, examples=clients.examples[i], count=counts[i]))
-        if t % 2:
-            report = server.round(updates)
-        else:  # folded one by one
-            with server.open_round() as round:
-                for update in updates:
-                    round.add_batch([update])
-            report = round.report
+        report = server.round(updates) if t % 2 else one_by_one(server, updates)
         assert sorted(report.accepted) == sorted(counts)
         if after:
             after(broadcast.ids)

@@ -8,6 +8,7 @@ import pytest
 from fedcore import Model, Network, Server, Update, algorithms
 from fedcore.algorithms import MIFA
 from fedcore.server import rejection_summary
+from tests import kit
 
 STEPS = "steps=None: must be an integer in 1..1000000"
 
@@ -26,12 +27,7 @@ def test_a_round_with_rejections_only_warns_once(one_by_one, caplog):
     server.round([])
     assert not caplog.records  # a round without updates is no error
     updates = [Update(i, np.zeros(2, np.float32), steps=None) for i in range(500)]
-    if one_by_one:
-        with server.open_round() as round:
-            for update in updates:
-                round.add_batch([update])
-    else:
-        server.round(updates)
+    kit.one_by_one(server, updates) if one_by_one else server.round(updates)
     message = f"round 1 accepted no update and rejected 500: 500 x {STEPS}"
     assert warnings_of(caplog) == [("fedcore.server", logging.WARNING, message)]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedcore import Server, Update, algorithms
+from tests.kit import one_by_one
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
 n = 5
@@ -111,13 +112,8 @@ def assert_refused_alone(method, **sent):
     for way in ("add", "keep", "round", "one by one"):
         server = made()
         updates = [good[0], bad._replace(keep=way == "keep"), *good[1:]]
-        if way in ("add", "keep"):
-            with server.open_round() as round:
-                for update in updates:
-                    round.add_batch([update])
-            report = round.report
-        else:
-            report = server.round(updates if way == "round" else iter(updates))
+        run = one_by_one if way in ("add", "keep") else Server.round
+        report = run(server, iter(updates) if way == "one by one" else updates)
         assert report.accepted == (0, 1, 2)
         [(client, why)] = report.rejected
         assert (client, len(why) <= 500) == (3, True)

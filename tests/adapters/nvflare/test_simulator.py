@@ -21,6 +21,7 @@ from fedcore.sim.data import divide, load
 from fedcore.sim.in_process import InProcess
 from fedcore.sim.nets import build
 from tests.adapters.wire.deployment import BIN, LOOPBACK, ROOT
+from tests.kit import one_by_one
 
 JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
 SITES, ROUNDS = 4, 6
@@ -92,9 +93,7 @@ def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, meth
         cohort = sorted(without_replacement(SITES, 3, seed=0, round=round).tolist())
         new = [site for site in cohort if site not in straight.clients]
         updates = simulated.updates(straight.broadcast(cohort, newcomers=new))
-        with straight.open_round(newcomers=new) as opened:
-            for update in updates:
-                opened.add_batch([update])
+        one_by_one(straight, updates, newcomers=new)
 
     found = Server.load(tmp_path / "rows", storage=Storage(medium="ram"))
     assert found.round_number == ROUNDS

@@ -2,7 +2,6 @@
 
 import copy
 import re
-import threading
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from fedcore.algorithms import FedAvg
 from fedcore.algorithms.rates import Staircase
 from fedcore.sim.network.network import among, mixing_matrix
 from fedcore.sim.network.topology import Topology
+from tests.kit import in_threads
 from tests.sim.network.kit import HALVES, LeastSquares, pair, vector
 
 
@@ -223,14 +223,7 @@ def test_a_mixing_that_overflows_changes_nothing():
 def test_threads_may_add_at_once():
     network = Network([np.zeros(1000, np.float32)] * 16, Topology.named("complete", 16), lr=0.1)
     opened = network.open_round()
-    threads = [
-        threading.Thread(target=opened.add, args=(j, np.full(1000, j, np.float32)), kwargs={"steps": 1})
-        for j in range(16)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda j: opened.add(j, np.full(1000, j, np.float32), steps=1), range(16))
     assert len(opened.finish().accepted) == 16
     np.testing.assert_allclose(network.output(), 7.5, rtol=1e-6)
 
