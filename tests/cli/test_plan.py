@@ -136,6 +136,8 @@ def test_measured_costs_are_saved_and_used(tmp_path, monkeypatch):
     before = planned(*SIZES, "--costs", tmp_path / "costs")
     assert "documentation" in before["source"]
     assert not (tmp_path / "costs").exists()
+    (tmp_path / "costs").mkdir()
+    (tmp_path / "costs" / "plan.json").write_text('{"FedAvg f32 folder": {}}')  # as of an earlier version
     measured = planned(*SIZES, "--measure", "--costs", tmp_path / "costs")
     assert [file.name for file in (tmp_path / "costs").iterdir()] == ["plan.json"]
     (saved,) = json.loads((tmp_path / "costs" / "plan.json").read_text()).values()

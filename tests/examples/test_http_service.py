@@ -129,7 +129,7 @@ def test_what_a_client_hears(service):
         Client("127.0.0.1", running.port, one.token.replace("one", "other")).next_round()
     with pytest.raises(PermissionError, match="token"):
         sent(Client("127.0.0.1", running.port, "one.00"), 0, 1)
-    for name in ("", "a" * 65, "%E6%9D%B1", "a/b", "a%0A"):
+    for name in ("", "a" * 65, "%E6%9D%B1", "a/b", "a%0A", "a&x"):
         with pytest.raises(PermissionError, match=r"^422"):
             running.client(name)
     plain = running.opened(http.client.HTTPConnection("127.0.0.1", running.port))
