@@ -778,7 +778,7 @@ class Round(OpenRound):
         """Return why updates without examples are rejected; the first update with examples rejects all before it."""
         if not self._by_claims or not len(batch):
             return None
-        have = bool((batch.sources != NO_COUNT).all())
+        have = NO_COUNT not in batch.sources.tolist()
         if have != self._has_examples:
             self._fold_held()  # may reject those that were held
         if not (self._known or self._summed):

@@ -728,16 +728,9 @@ class State:
         if not math.isfinite(x_square):
             return None
         x.setflags(write=False)
-        after = now._replace(
-            x=x,
-            x_prev=x,
-            momentum=v,
-            gamma=gamma,
-            norms=norms,
-            changed={},
-            round_number=now.round_number + 1,
-            transactions=now.transactions + 1,
-        )
+        number, transactions = now.round_number + 1, now.transactions + 1
+        moved: dict[str, Any] = {"x": x, "x_prev": x, "momentum": v, "gamma": gamma}
+        after = now._replace(**moved, norms=norms, changed={}, round_number=number, transactions=transactions)
         step = PreparedStep(now, result, None, after, gamma=gamma)  # type: ignore[arg-type]  # without a ``Cohort``
         return step, Diagnostics(None, v_square / (share * result.W) ** 2)
 

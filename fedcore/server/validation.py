@@ -233,10 +233,14 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
                 "histograms, average float64 arrays by fedcore.aggregate"
             )
     for piece in [one for one in layout.counters if one.name in sent and one.shape == now[one.name].shape]:
-        name = piece.name
-        before, given = now[name].reshape(-1).tolist(), sent[name].reshape(-1).tolist()  # Python's do not overflow
+        name, greatest = piece.name, LARGEST[now[piece.name].dtype]
+        before, given = now[name].tolist(), sent[name].tolist()  # Python's integers do not overflow
+        if kind != "delta" and not piece.shape and before <= given <= min(before + MOST_GROWTH, greatest):
+            counters[name] = sent[name]  # the usual case, in which a model has many of them
+            continue
+        before, given = now[name].reshape(-1).tolist(), sent[name].reshape(-1).tolist()
         after = [old + more for old, more in zip(before, given, strict=True)] if kind == "delta" else given
-        most = [min(old + MOST_GROWTH, LARGEST[now[name].dtype]) for old in before]
+        most = [min(old + MOST_GROWTH, greatest) for old in before]
         if any(map(gt, after, most)):
             raise RangeError(f"{name}={max(after)}: must be at most {max(most)}")
         largest = [*map(max, after, before)]
