@@ -358,21 +358,19 @@ def as_array(name: str, leaf: Any) -> npt.NDArray[Any]:
 
 
 def from_dlpack(leaf: Any) -> Any:
-    """Return a view of an array in CPU memory: NumPy's, or torch's for a torch tensor in bfloat16, which NumPy lacks.
+    """Return a view of an array in CPU memory: NumPy's, or torch's for a torch tensor of 16-bit floats.
 
     The view keeps the memory. A DLPack export of torch would not: its caller could free it by ``resize_``. After a view
     of NumPy's, torch refuses to resize the storage. Raise BufferError for a null address, for which NumPy returns
     uninitialised memory.
     """
-    if is_own_class(leaf) and hasattr(leaf, "detach"):
-        view = leaf.detach()  # ``leaf.data`` may be replaced
-        has_dtype = dtype_name(leaf) != "bfloat16"
-        array = (view if has_dtype else view.view(sys.modules["torch"].int16)).numpy()
-        return array if has_dtype else view
-    array = np.from_dlpack(leaf)
+    if of_torch := is_own_class(leaf) and hasattr(leaf, "detach"):
+        leaf = leaf.detach()  # ``leaf.data`` may be replaced
+    narrow = of_torch and dtype_name(leaf) in NARROW  # NumPy lacks bfloat16
+    array = (leaf.view(sys.modules["torch"].int16) if narrow else leaf).numpy() if of_torch else np.from_dlpack(leaf)
     if array.size and array.flags.owndata:
         raise BufferError(f"the array of the class {type(leaf).__name__} has a null address")
-    return array
+    return (leaf if array.flags.aligned else leaf.clone()) if narrow else array
 
 
 def as_narrow(leaf: Any) -> Any:

@@ -24,6 +24,7 @@ from fedcore.errors import (
     RangeError,
     RoundError,
     StoreError,
+    TooFewUpdatesError,
     UnknownClientError,
     UnknownNameError,
 )
@@ -974,7 +975,12 @@ class Round(OpenRound):
         began = time.perf_counter()
         self._require_open()
         self._require_enough()
-        result, norms = self._total()
+        try:
+            result, norms = self._total()
+        except BaseException as error:
+            if not isinstance(error, (RoundError, TooFewUpdatesError)):
+                self._abort()  # the sums may be incomplete
+            raise
         [batch] = self._folded
         try:
             with uninterrupted() if self._state.defers_signals else nullcontext():
@@ -1012,13 +1018,12 @@ class Round(OpenRound):
     def _total_at_once(self) -> Any:
         """Return the sums if all updates are still held and need only one pass; else None."""
         state, holds_all = self._state, not (self._held or self._undecided or self._folded or self._summed)
-        if not (self._settings.sums_at_once and holds_all and self._plain):
-            return None
-        if state.upload is not None or state.newcomers.population is not None:
+        if not (self._settings.sums_at_once and holds_all and self._plain and state.upload is None):
             return None
         self._read_plain()
-        vectors = (batch := self._held[0]).vectors  # tensors are measured one by one
-        if not vectors or list in map(type, vectors) or len(self._known) < self.attendance.policy.min_clients:
+        vectors, k = (batch := self._held[0]).vectors, len(self._known)
+        is_flat = vectors and list not in map(type, vectors)  # tensors are measured one by one
+        if not is_flat or k < self.attendance.policy.min_clients or state.newcomers.population is not None:
             return None
         self._weigh(batch)
         if (result := self._sum.total_at_once(batch)) is not None:

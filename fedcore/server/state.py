@@ -743,8 +743,8 @@ class State:
         rejected: Sequence[tuple[ClientId, str]],
     ) -> tuple[PreparedStep, Diagnostics]:
         """Take the step of a round, measure it and commit it; see ``prepare``. ``rejected`` is for the audit."""
-        at_once = isinstance(result, Result) and result.at_once  # groups and shards have other sums
-        if at_once and (step := self._step_along_mean(result, norms)) is not None:
+        # Groups and shards have other sums.
+        if isinstance(result, Result) and result.at_once and (step := self._step_along_mean(result, norms)) is not None:
             self.commit(step[0].after, opened)
             return step
         prepared, offset = self.prepare(result, batch, norms), self.shared_offset()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedcore import Compute, Server, Update
 from fedcore.algorithms import SCAFFOLD, FedAvg
-from fedcore.arrays import core
+from fedcore.arrays import core, from_dlpack
 from fedcore.server.update import KINDS
 from fedcore.server.validation import UpdateReader
 from tests import oracle
@@ -115,6 +115,18 @@ def test_torch_cannot_free_what_a_round_holds(method, options, dtype):
         for tensor in held:
             with pytest.raises(RuntimeError, match="resiz"):
                 tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_kept_tensor_of_16_bits_may_move_and_lie_at_an_odd_address(dtype):
+    torch, server = pytest.importorskip("torch"), Server(Y, FedAvg(), 2, lr=0.5, aggregation="median")
+    tensors = (odd := torch.frombuffer(bytearray(7), dtype=getattr(torch, dtype), offset=1).fill_(2)).clone(), odd
+    with server.open_round() as round:
+        assert all(round.add_batch([Update(client, y, 1, keep=True) for client, y in enumerate(tensors)]))
+        tensors[0].share_memory_()
+    assert server.x.tolist() == [2, 2, 2]
+    with pytest.raises(BufferError):  # NumPy would return uninitialised memory
+        torch.func.functionalize(from_dlpack)(tensors[0])
 
 
 FORMS = {

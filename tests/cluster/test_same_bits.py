@@ -5,7 +5,6 @@ import shutil
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -46,7 +45,7 @@ from tests.cluster.pairs import (
     same,
     told,
 )
-from tests.kit import flat
+from tests.kit import flat, in_time
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -254,10 +253,9 @@ class Lengthened(algorithms.FedExP):
 def test_a_method_asks_the_sum_s_length_where_python_locks_its_class():
     """In Python 3.11 a ``cached_property`` is entered by one thread at a time: by one shard, which waits for others."""
     one, many = (Server(X0, Lengthened(), N, lr=0.1, compute=Compute(shards=shards)) for shards in (1, 3))
-    rounds = Thread(target=lambda: [both(one, many, one_round) for _ in range(3)], daemon=True)
-    rounds.start()
-    rounds.join(60)
-    assert not rounds.is_alive(), "the shards wait for each other"
+    with in_time():  # else the shards wait for each other
+        for _ in range(3):
+            both(one, many, one_round)
     assert one.round_number == 3
     same(one, many)
     many.close()

@@ -5,7 +5,7 @@ import fcntl
 import mmap
 import os
 import zipfile
-from threading import RLock, Thread
+from threading import RLock
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from fedcore.store.files.slot_file import SlotFile
 from fedcore.store.slots import CHUNK, GRAINS, VERSION, Geometry, checksums
 from tests import oracle
 from tests.cluster.pairs import one_round
+from tests.kit import in_threads
 from tests.store.kit import content, write
 from tests.store.test_format import FORMATS
 
@@ -358,10 +359,7 @@ class File(SlotFile):
     def let_go(self, slots):
         self.evicted += slots
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
-        other = Thread(target=meanwhile)
-        other.start()
-        other.join(10)
-        assert not other.is_alive()
+        in_threads(lambda _: meanwhile(), [0])
 
 
 def test_the_least_recently_used_rows_are_evicted():
