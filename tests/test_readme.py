@@ -52,8 +52,7 @@ def test_the_quickstart_table_matches_its_record():
 def test_the_differences_of_docs_papers_are_those_of_the_records():
     folder = README.parent / "bench" / "papers"
     pages = {"accuracy": README.parent / "docs" / "papers.md", "last_round": folder / "README.md"}
-    table3 = (f"table3-tau{most}{of}" for most in (20, 50) for of in ("", "-classes"))
-    for name in (*table3, "table4", "table4-classes", "figure6"):
+    for name in ("figure6", *(f"table{of}{data}" for of in ("3-tau20", "3-tau50", "4") for data in ("", "-classes"))):
         rows = list(csv.DictReader((folder / f"mimic-{name}-trials.csv").read_text().splitlines()))
         for column, page in pages.items():
             found = {(row["algorithm"], row["seed"]): 100 * float(row[column]) for row in rows}

@@ -243,8 +243,7 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
         most = [min(old + MOST_GROWTH, greatest) for old in before]
         if any(map(gt, after, most)):
             raise RangeError(f"{name}={max(after)}: must be at most {max(most)}")
-        largest = [*map(max, after, before)]
-        counters[name] = sent[name] if largest == given else np.array(largest, now[name].dtype).reshape(piece.shape)
+        counters[name] = np.array([*map(max, after, before)], now[name].dtype).reshape(piece.shape)
     return counters
 
 

@@ -42,6 +42,9 @@ def test_a_step_that_diverges_names_the_longest_update():
     with pytest.raises(errors.DivergedError, match=r"\bx\b.*client 2\b"), server.open_round() as round:
         for client in range(N):
             round.add(client, value=np.full(n, -1 - client, np.float32), kind="gradient", steps=1)
+    plain = Server(np.full(n, np.finfo(np.float32).max), "FedAvg", N, lr=0.1, server_lr=1e3)
+    with pytest.raises(errors.DivergedError):
+        plain.round([Update(0, np.full(n, 1e28, np.float32), 1, kind="delta")])
 
 
 FIVE, BF16 = np.zeros(5, np.float32), torch.zeros(10, dtype=torch.bfloat16)
