@@ -138,7 +138,6 @@ class PlainUpdates:
         list[typing.Any],
         numpy.typing.NDArray[numpy.float64],
         numpy.typing.NDArray[numpy.int64],
-        list[int],
     ]: ...
 
 def accumulate(

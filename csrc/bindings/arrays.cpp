@@ -33,7 +33,7 @@ T* plain_vector(py::handle object, bool writable, std::int64_t* n, Axes axes = A
     for (int axis = 0; axis < array->nd; ++axis) size *= array->dimensions[axis];
     if (*n != kAnyLength && size != *n) return nullptr;
     *n = size;
-    return reinterpret_cast<T*>(array->data);
+    return static_cast<T*>(address_of(object));
 }
 
 }  // namespace
@@ -194,10 +194,6 @@ template Span<const std::int64_t> Arrays::input<std::int64_t>(py::handle, Name, 
 template Span<float> Arrays::output<float>(py::handle, Name, std::int64_t, std::size_t, Axes);
 template Span<double> Arrays::output<double>(py::handle, Name, std::int64_t, std::size_t, Axes);
 template Span<std::int64_t> Arrays::output<std::int64_t>(py::handle, Name, std::int64_t, std::size_t, Axes);
-
-bool is_plain_vector(py::handle object, std::int64_t n) {
-    return plain_vector<float>(object, false, &n) != nullptr;
-}
 
 bool is_plain_array(py::handle object, const std::vector<py::ssize_t>& shape) {
     using py::detail::npy_api;

@@ -102,9 +102,6 @@ class Arrays {
     std::vector<Region> regions_;
 };
 
-// Whether an object is a NumPy vector of n float32 that needs no further check.
-bool is_plain_vector(py::handle object, std::int64_t n);
-
 // Whether an object is an array of NumPy's own class, of this shape, aligned, in C order and in native byte order. An
 // array of a derived class may be masked.
 bool is_plain_array(py::handle object, const std::vector<py::ssize_t>& shape);

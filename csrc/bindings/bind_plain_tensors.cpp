@@ -93,7 +93,6 @@ py::object vector_over(py::object tensor, const Extents& shape, std::int64_t n, 
     if (!py::isinstance<py::dtype>(dtype) || !is_plain_array(tensor, shape)) return {};
     const auto* const proxy = array_proxy(tensor.ptr());
     if (proxy->descr != dtype.ptr() && !npy_api::get().PyArray_EquivTypes_(proxy->descr, dtype.ptr())) return {};
-    if (proxy->nd == 1) return tensor;
     return py::array(py::reinterpret_borrow<py::dtype>(dtype), {n}, {}, proxy->data, tensor);  // as writable
 }
 

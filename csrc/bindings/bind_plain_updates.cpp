@@ -59,16 +59,15 @@ double rate(PyObject* object, double sent, bool own, double most) {
     return std::abs(value - sent) <= 1e-6 * sent ? sent : 0;
 }
 
-// A model as a plain NumPy vector of n float32: the array, or a view of bytes or of a tensor of torch; else null.
-py::object plain_model(PyObject* model, std::int64_t n, bool kept) {
+// A view of a model that is a NumPy vector of n float32, their bytes or a tensor of torch; else null. Its form stays as
+// it is if the caller changes the model's.
+py::object plain_model(PyObject* model, std::int64_t n) {
     if (PyBytes_CheckExact(model) && PyBytes_GET_SIZE(model) == 4 * n) {
         py::array_t<float> view(n, reinterpret_cast<const float*>(PyBytes_AS_STRING(model)), model);
         array_proxy(view.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
         return std::move(view);
     }
-    if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
-    py::object view = view_of_torch(model, kept);
-    return view && is_plain_vector(view, n) ? view : py::object();
+    return vector_over(py::reinterpret_borrow<py::object>(model), {n}, n, py::dtype::of<float>());
 }
 
 // An int within oldest..newest, or `absent` for None; else kNoRound.
@@ -98,10 +97,9 @@ bool are_different(std::vector<std::int64_t>& numbers) {
 }
 
 // Clients and vectors; rows of steps, examples or weights, distances and inverse distances; rows of the examples'
-// sources, rounds, orders and forms; then the indices of changed vectors.
+// sources, rounds, orders and forms.
 using Objects = py::typing::List<py::object>;
-using Columns =
-    py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<std::int64_t>, py::typing::List<py::int_>>;
+using Columns = py::typing::Tuple<Objects, Objects, py::array_t<double>, py::array_t<std::int64_t>>;
 // The entries of `known`, whether all models may wait, whether all updates have examples, and the bytes of the models
 // as sent.
 using Reading = py::typing::Optional<py::typing::Tuple<Objects, py::bool_, py::bool_, py::int_>>;
@@ -254,17 +252,15 @@ class PlainUpdates {
         return answer;
     }
 
-    // The updates so far, which this object then forgets. A model that the caller has changed in form since `add`, for
-    // example a tensor whose memory was freed, is listed and must not be read.
+    // The updates so far, which this object then forgets.
     Columns take() {
         const std::vector<Entry> taken = std::exchange(entries_, {});
         const auto k = static_cast<py::ssize_t>(taken.size());
-        py::list clients(taken.size()), ys(taken.size()), changed;
+        py::list clients(taken.size()), ys(taken.size());
         py::array_t<double> numbers({py::ssize_t{4}, k});
         py::array_t<std::int64_t> codes({py::ssize_t{4}, k});
         for (py::ssize_t i = 0; i < k; ++i) {
             const Entry& one = taken[static_cast<std::size_t>(i)];
-            if (!is_unchanged(one)) changed.append(i);
             clients[static_cast<std::size_t>(i)] = one.client;
             ys[static_cast<std::size_t>(i)] = one.vector;
             const double number[] = {one.steps, one.examples, one.distance, 1 / one.distance};
@@ -272,15 +268,13 @@ class PlainUpdates {
             for (py::ssize_t row = 0; row < 4; ++row)
                 numbers.mutable_data()[row * k + i] = number[row], codes.mutable_data()[row * k + i] = code[row];
         }
-        return py::make_tuple(clients, ys, numbers, codes, changed);
+        return py::make_tuple(clients, ys, numbers, codes);
     }
 
   private:
     struct Entry {
         py::object client;
-        py::object source;  // the caller's model, unless it was copied
         py::object vector;
-        const void* data;
         double steps, examples, distance;
         std::int64_t start, order, counted;  // 0 for no number of examples, 1 for one, 2 for a weight in its place
         Form form;
@@ -322,8 +316,9 @@ class PlainUpdates {
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         const bool small = 4 * n_ <= copied_;
         if (out.form == kGradient && (PyDict_Check(model) || PyList_Check(model) || PyTuple_Check(model))) return -1;
-        py::object vector = plain_model(model, n_, may_hold_ || keep || !small);
-        const bool safe = vector && (may_hold_ || keep || is_immutable(vector) || is_owned(vector));
+        const bool stays = may_hold_ || keep || is_immutable(model) || is_owned(model);
+        py::object vector = stays || !small ? plain_model(model, n_) : py::object();
+        const bool safe = stays && vector;
         std::int64_t bytes = 4 * n_;
         if (!safe && small) {
             py::array_t<float> copy(static_cast<py::ssize_t>(n_));
@@ -339,23 +334,19 @@ class PlainUpdates {
             out.vector = std::move(copy);
         } else if (vector) {
             waits = waits && safe;
-            out.source = py::reinterpret_borrow<py::object>(model);
             out.vector = std::move(vector);
         } else {
             py::list vectors;
-            bool stays = true;
             bytes = for_parts(model, [&](const Part& part, py::object tensor) -> std::int64_t {
                 const py::object one = vector_over(std::move(tensor), part.shape, part.size, py::dtype::of<float>());
                 if (!one || has_negative(one, part.start, part.size)) return -1;
-                stays = stays && (may_hold_ || keep || is_immutable(one));
+                waits = waits && (may_hold_ || keep || is_immutable(one));
                 vectors.append(one);
                 return 4 * part.size;
             });
-            waits = waits && stays;
             out.vector = std::move(vectors);
             return bytes;
         }
-        out.data = array_proxy(out.vector.ptr())->data;
         return has_negative(out.vector, 0, n_) ? -1 : bytes;
     }
 
@@ -394,14 +385,9 @@ class PlainUpdates {
         return bytes;
     }
 
-    bool is_owned(const py::object& vector) const {
-        return array_proxy(vector.ptr())->base != nullptr && owns_(vector).is(py::bool_(true));
-    }
-
-    bool is_unchanged(const Entry& entry) const {
-        if (!entry.source) return true;
-        const py::object now = plain_model(entry.source.ptr(), n_, false);
-        return now && array_proxy(now.ptr())->data == entry.data && is_plain_vector(entry.vector, n_);
+    bool is_owned(py::handle model) const {
+        const bool is_view = py::isinstance<py::array>(model) && array_proxy(model.ptr())->base != nullptr;
+        return is_view && owns_(model).is(py::bool_(true));
     }
 
     py::object type_, kept_index_;

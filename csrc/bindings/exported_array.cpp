@@ -49,7 +49,7 @@ ExportedArray from_numpy(const py::array& array, Name name) {
     if (is_masked(array)) raise("ArrayError", name.text() + ": expected an array without a mask, got a masked one");
     ExportedArray found;
     const py::dtype dtype = array.dtype();
-    found.data = const_cast<void*>(array.data());
+    found.data = address_of(array);
     const bool native = dtype.byteorder() != '>' && dtype.byteorder() != '<';
     const int type = native ? dtype.num() : -1;  // asking NumPy for the name costs as much as a small kernel
     found.dtype = type == py::detail::npy_api::NPY_FLOAT_    ? "float32"
@@ -317,6 +317,20 @@ py::object numpy_of_torch(py::handle tensor, bool bits, bool kept) {
 }
 
 }  // namespace
+
+void* address_of(py::handle object) {
+    auto array = py::reinterpret_borrow<py::array>(object), whole = array;
+    while (py::isinstance<py::array>(whole.base())) whole = whole.base();
+    const py::object tensor = whole.base();
+    const auto* const data = static_cast<const char*>(array.data());
+    const std::ptrdiff_t offset = data - static_cast<const char*>(whole.data());
+    const auto has = [&](const char* from) { return has_memory(tensor, from, array.nbytes()); };
+    const char* const found = !tensor || !is_of_torch(tensor) ? data : unless_it_raises(data, [&] {
+        const char* const now = reinterpret_cast<const char*>(number(tensor.attr("data_ptr")())) + offset;
+        return now == data || has(data) || !has(now) ? data : now;
+    });
+    return const_cast<char*>(found);
+}
 
 py::object view_of_torch(py::handle tensor, bool kept) {  // null, for example, for a tensor on a device
     return unless_it_raises(py::object(),

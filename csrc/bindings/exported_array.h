@@ -67,6 +67,10 @@ bool has_memory(py::handle tensor);
 // The same for a contiguous tensor with these bytes.
 bool has_memory(py::handle tensor, const void* first, std::int64_t bytes);
 
+// The address of a NumPy array, which must not be strided. If it is a view of a tensor of torch that was moved to
+// shared memory, its old memory is gone.
+void* address_of(py::handle object);
+
 // NumPy's view of a tensor of torch's own class in CPU memory; null for another object, or if NumPy lacks the dtype.
 py::object view_of_torch(py::handle tensor, bool kept = true);
 

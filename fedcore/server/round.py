@@ -70,7 +70,6 @@ NO_EXAMPLES = "examples: missing, but other updates of the round report a number
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
 ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
 """Whether updates have numbers of examples: as each likes, or all or none. 0 and 1 stand for none and all."""
-CHANGED = "update: the caller has changed it while the round held it; leave vectors of keep=True unchanged"
 IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge with add_partial_sum(clients=...)"
 
 
@@ -860,20 +859,11 @@ class Round(OpenRound):
                     self._ids.drop(key)
 
     def _read_plain(self) -> None:
-        """Read the held plain updates into a batch; reject those that the caller has changed since."""
+        """Read the held plain updates into a batch."""
         if not self._plain:
             return
         try:
-            columns = self._plain.take()
-            batch, changed = self._reader.batch_of_columns(columns), columns[-1]
-            if changed:
-                keys = self._keys_of(batch)
-                for i in changed:
-                    self._known.discard(keys[i])
-                    self._ids.drop(keys[i])
-                    self._rejected.append((batch.clients[i], CHANGED))
-                batch = batch.chosen(np.delete(np.arange(len(batch)), changed))
-            self._held.append(batch)
+            self._held.append(self._reader.batch_of_columns(self._plain.take()))
         except BaseException:  # an interrupt, say: these updates would be lost
             self._abort()
             raise

@@ -452,7 +452,8 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
         raise ShapeError(f"{expected}, {got} that is not contiguous")
     if tuple(y.shape) not in ((n,), shape):
         raise ShapeError(f"{expected}, {got}")
-    y = y if tuple(y.shape) == (n,) else y.reshape(-1)
+    if isinstance(y, np.ndarray) or tuple(y.shape) != (n,):
+        y = y.reshape(-1)  # a view, since the caller may change the form of an array
     if is_own_class(y) or (device != CPU and device_of(y) == device):
         return y  # on a device, an array belongs to this process; a copy would cost a wait for each update
     return _float32_copy(y, n)  # a foreign class may export a different array the next time

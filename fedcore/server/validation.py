@@ -696,15 +696,13 @@ class UpdateReader:
         """Return a whole vector of a batch, or None."""
         return vector
 
-    def batch_of_columns(
-        self, columns: tuple[list[ClientId], list[Any], F64, npt.NDArray[np.int64], Any]
-    ) -> UpdateBatch:
+    def batch_of_columns(self, columns: tuple[list[ClientId], list[Any], F64, npt.NDArray[np.int64]]) -> UpdateBatch:
         """Return the updates of ``core.PlainUpdates.take`` as a batch.
 
         ``columns``: clients, ys, (steps, examples, eta_i K_i, 1 / (eta_i K_i)), (sources, start rounds, orders, indices
-        in ``KINDS``), and the indices of changed updates.
+        in ``KINDS``).
         """
-        clients, ys, (steps, examples, distances, scales), (sources, starts, orders, forms), _ = columns
+        clients, ys, (steps, examples, distances, scales), (sources, starts, orders, forms) = columns
         k, number = len(clients), self._state.snapshot.round_number
         has_buffers, ones, _ = usual(k)
         if self._settings.policy.buffer is None:

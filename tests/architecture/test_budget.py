@@ -16,7 +16,7 @@ ARGUMENTS_OF_SERVER = 12
 # Code lines are not blank, comments or docstrings. Lower a number when its folder shrinks.
 BUDGET = {
     "bench": 7_014,
-    "csrc": 11_715,
+    "csrc": 11_711,
     "tests": 65_065,
     "fedcore": 2_805,
     "fedcore/adapters": 2_839,
@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_252,
     "fedcore/kernels": 505,
     "fedcore/model": 2_507,
-    "fedcore/server": 7_243,
+    "fedcore/server": 7_232,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,

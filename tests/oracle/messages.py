@@ -114,17 +114,16 @@ class PlainUpdates:
         keys = list(zip(orders, clients, strict=True)) if self._repeats else clients
         known.update(keys)
         read = [(*claims, order) for claims, order in zip(read, orders, strict=True)]
-        self._entries += [(*claims, *model[:2]) for claims, model in zip(read, models, strict=True)]
-        waits = all(model[2] for model in models)
-        return keys, waits, all(counted), sum(model[3] for model in models)
+        self._entries += [(*claims, vector) for claims, (vector, *_) in zip(read, models, strict=True)]
+        _, waits, sent = zip(*models, strict=True)
+        return keys, all(waits), all(counted), sum(sent)
 
     def take(self):
         """Return the columns, and forget the updates."""
         entries, self._entries = self._entries, []
-        clients, steps, examples, distances, starts, kinds, forms, orders, vectors, sources = zip(*entries, strict=True)
-        changed = [i for i, one in enumerate(sources) if one is not None and _plain_model(one, self._n) is None]
+        clients, steps, examples, distances, starts, kinds, forms, orders, vectors = zip(*entries, strict=True)
         numbers = np.array([steps, examples, distances, 1 / np.array(distances)])
-        return list(clients), list(vectors), numbers, np.array([kinds, starts, orders, forms], np.int64), changed
+        return list(clients), list(vectors), numbers, np.array([kinds, starts, orders, forms], np.int64)
 
     def _claims(self, update):
         oldest, newest, absent = self._rounds
@@ -146,11 +145,10 @@ class PlainUpdates:
         return _number(update.client), steps, weight, rate * steps, start, kind, form
 
     def _model(self, update):
-        """Return the vector, its source unless it is a copy, whether it may wait, and its bytes."""
-        source = vector = _plain_model(update.value, self._n)
-        safe = vector is not None and (
-            self._may_hold or update.keep is True or are_immutable([vector]) or self._owns(vector)
-        )
+        """Return the vector, whether it may wait, and its bytes."""
+        vector = _plain_model(update.value, self._n)
+        owned = isinstance(update.value, np.ndarray) and self._owns(update.value)
+        safe = vector is not None and (self._may_hold or update.keep is True or owned or are_immutable([vector]))
         sent = 4 * self._n
         if vector is None and 4 * self._n > self._copied:
             return self._named(update)
@@ -158,12 +156,12 @@ class PlainUpdates:
             flat = _flat(update.value, self._parts, self._n) if vector is None else (vector.copy(), sent)
             if flat is None:
                 return None
-            source, (vector, sent) = None, flat
+            vector, sent = flat
             with np.errstate(all="ignore"):
                 safe = float((vector.astype(np.float64) ** 2).sum()) < 1e30
         if vector is None or any((vector[slice(*ends)] < 0).any() for ends in self._nonnegative):
             return None
-        return vector, None if source is None else update.value, safe, sent
+        return vector, safe, sent
 
     def _named(self, update):
         model = _by_name(update.value)
@@ -173,7 +171,7 @@ class PlainUpdates:
         if any("float32" not in str(model[name].dtype) for name, _ in self._parts):
             return None
         vectors = [_numpy(model[name]).reshape(-1) for name, _ in self._parts]
-        return vectors, None, self._may_hold or update.keep is True or are_immutable(vectors), 4 * self._n
+        return vectors, self._may_hold or update.keep is True or are_immutable(vectors), 4 * self._n
 
 
 def _by_name(model: Any) -> Any:
