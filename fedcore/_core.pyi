@@ -134,10 +134,7 @@ class PlainUpdates:
     def take(
         self,
     ) -> tuple[
-        list[typing.Any],
-        list[typing.Any],
-        numpy.typing.NDArray[numpy.float64],
-        numpy.typing.NDArray[numpy.int64],
+        list[typing.Any], list[typing.Any], numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64]
     ]: ...
 
 def accumulate(
