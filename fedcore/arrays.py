@@ -727,7 +727,7 @@ def copy_into(vector: Any, source: Any) -> None:
         source.copy_to(vector)
     elif vector.ndim == 1 == source.ndim:
         for span in spans(len(vector), vector.itemsize + source.itemsize):
-            vector[span] = source[span]
+            vector[span] = core.present(source)[span]
     else:
         vector[...] = source
 

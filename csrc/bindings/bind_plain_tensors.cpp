@@ -53,6 +53,13 @@ Read read_plain_tensors(const py::object& tensors, const py::object& shapes, con
     return vectors;
 }
 
+// A view of an array's elements where they are now.
+py::array present(const py::array& array) {
+    const Extents shape(array.shape(), array.shape() + array.ndim()),
+        strides(array.strides(), array.strides() + array.ndim());
+    return {array.dtype(), shape, strides, address_of(array), array};
+}
+
 bool are_immutable(const py::object& arrays) {
     const py::tuple listed = items_of(arrays, "arrays");
     return std::all_of(listed.begin(), listed.end(), [](py::handle array) { return is_immutable(array); });
@@ -100,6 +107,7 @@ void bind_plain_tensors(py::module_& module) {
     module.def("read_npy", &read_npy, py::arg("datas"), py::arg("heads"), py::arg("shapes"));
     module.def("read_plain_tensors", &read_plain_tensors, py::arg("tensors"), py::arg("shapes"), py::arg("dtypes"));
     module.def("are_immutable", &are_immutable, py::arg("arrays"));
+    module.def("present", &present, py::arg("array"));
     module.def("has_memory", py::overload_cast<py::handle>(&has_memory), py::arg("tensor"));
 }
 

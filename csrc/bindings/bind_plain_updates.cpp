@@ -316,11 +316,12 @@ class PlainUpdates {
     std::int64_t read_model(PyObject* model, bool keep, Entry& out, bool& waits) {
         const bool small = 4 * n_ <= copied_;
         if (out.form == kGradient && (PyDict_Check(model) || PyList_Check(model) || PyTuple_Check(model))) return -1;
-        const bool stays = may_hold_ || keep || is_immutable(model) || is_owned(model);
+        const bool is_view = py::isinstance<py::array>(model) && array_proxy(model)->base != nullptr;
+        const bool stays = may_hold_ || keep || PyBytes_CheckExact(model) ||
+                           (is_view && (is_immutable(model) || owns_(py::handle(model)).is(py::bool_(true))));
         py::object vector = stays || !small ? plain_model(model, n_) : py::object();
-        const bool safe = stays && vector;
         std::int64_t bytes = 4 * n_;
-        if (!safe && small) {
+        if (small && !(stays && vector)) {
             py::array_t<float> copy(static_cast<py::ssize_t>(n_));
             float* const to = copy.mutable_data();
             bytes = for_parts(model, [to](const Part& part, py::object tensor) {
@@ -333,7 +334,7 @@ class PlainUpdates {
             waits = waits && square < kUsual;  // also false for a NaN
             out.vector = std::move(copy);
         } else if (vector) {
-            waits = waits && safe;
+            waits = waits && stays;
             out.vector = std::move(vector);
         } else {
             py::list vectors;
@@ -383,11 +384,6 @@ class PlainUpdates {
             bytes += sent;
         }
         return bytes;
-    }
-
-    bool is_owned(py::handle model) const {
-        const bool is_view = py::isinstance<py::array>(model) && array_proxy(model.ptr())->base != nullptr;
-        return is_view && owns_(model).is(py::bool_(true));
     }
 
     py::object type_, kept_index_;

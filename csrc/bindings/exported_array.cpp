@@ -325,7 +325,8 @@ void* address_of(py::handle object) {
     const auto* const data = static_cast<const char*>(array.data());
     const std::ptrdiff_t offset = data - static_cast<const char*>(whole.data());
     const auto has = [&](const char* from) { return has_memory(tensor, from, array.nbytes()); };
-    const char* const found = !tensor || !is_of_torch(tensor) ? data : unless_it_raises(data, [&] {
+    const char* const found = unless_it_raises(data, [&] {
+        if (!tensor || !is_of_torch(tensor)) return data;
         const char* const now = reinterpret_cast<const char*>(number(tensor.attr("data_ptr")())) + offset;
         return now == data || has(data) || !has(now) ? data : now;
     });

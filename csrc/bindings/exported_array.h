@@ -67,8 +67,7 @@ bool has_memory(py::handle tensor);
 // The same for a contiguous tensor with these bytes.
 bool has_memory(py::handle tensor, const void* first, std::int64_t bytes);
 
-// The address of a NumPy array, which must not be strided. If it is a view of a tensor of torch that was moved to
-// shared memory, its old memory is gone.
+// The present address of a NumPy array's elements. share_memory_() of torch moves those of a tensor to other memory.
 void* address_of(py::handle object);
 
 // NumPy's view of a tensor of torch's own class in CPU memory; null for another object, or if NumPy lacks the dtype.

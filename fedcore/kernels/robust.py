@@ -108,7 +108,7 @@ class GramSum:
 def _copied(vector: Any) -> Any:
     if isinstance(vector, Bfloat16Array):
         return Bfloat16Array(vector.codes.copy())
-    return vector.clone() if hasattr(vector, "clone") else None if vector is None else np.array(vector)
+    return vector.clone() if hasattr(vector, "clone") else None if vector is None else np.array(core.present(vector))
 
 
 @ieee

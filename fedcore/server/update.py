@@ -484,7 +484,7 @@ def in_float32(y: Any, device: str = CPU) -> npt.NDArray[np.float32]:
         copy = joined_float32([y], found)
         return copy if found == device else to_host(copy)
     if isinstance(y, np.ndarray):
-        return np.asarray(y, np.float32)
+        return np.asarray(core.present(y), np.float32)
     if isinstance(y, Bfloat16Array):
         return y.astype(np.float32)
     return as_array("update", y)  # bfloat16

@@ -807,7 +807,7 @@ def read_control(control: Any, n: int, *, device: str = CPU) -> Any:
     if vector is None:
         got = "None" if control is None else type(control).__name__
         raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
-    return vector
+    return np.require(vector, requirements="A") if isinstance(vector, np.ndarray) else vector
 
 
 def _size_of(update: Update) -> tuple[float, int]:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import Compute, Server, Update
+from fedcore import Compute, Model, Server, Update
 from fedcore.algorithms import SCAFFOLD, FedAvg
 from fedcore.arrays import core, from_dlpack
+from fedcore.kernels.robust import GramSum
 from fedcore.server.update import KINDS
 from fedcore.server.validation import UpdateReader
 from tests import oracle
@@ -85,14 +86,6 @@ def test_a_subnormal_number_is_negative_in_every_mode():
         assert found is None
 
 
-def test_a_tensor_of_an_update_keeps_its_memory():
-    torch = pytest.importorskip("torch")
-    tensor, plain = torch.ones(3), reader(core, may_hold=True)
-    assert plain.add([Update(0, tensor, 2)], set(), set(), -1, 0) is not None
-    tensor.data = torch.zeros(3)
-    assert (plain.take()[1][0].tolist(), len(plain)) == ([1, 1, 1], 0)
-
-
 SENT = SCAFFOLD(control="sent")
 WAYS = (FedAvg(), {}), (FedAvg(), {"aggregation": "median"}), (SENT, {}), (SENT, {"compute": Compute(shards=2)})
 
@@ -100,19 +93,45 @@ WAYS = (FedAvg(), {}), (FedAvg(), {"aggregation": "median"}), (SENT, {}), (SENT,
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(("method", "options"), WAYS)
 def test_torch_cannot_free_what_a_round_holds(method, options, dtype):
-    torch, shapes = pytest.importorskip("torch"), [(80_000,), (80_000,), (2, 20_000), (40_000,)]
-    flat, control, *named = (torch.ones(shape, dtype=getattr(torch, dtype)) for shape in shapes)
-    x = {"0": np.zeros(shapes[2], np.float32), "1": np.zeros(shapes[3], np.float32), "count": np.int64(0)}
-    held = [flat, *[control] * (method == SENT), *named * (dtype != "float64")]  # named float64 is copied
-    server = Server(x, method, 2, lr=0.5, **options)
+    torch = pytest.importorskip("torch")
+    sent = (torch.arange(80_000.0) % 256).to(getattr(torch, dtype))
+    control, flat, bad, whole = (sent.clone() for _ in range(4))
+    bad[1] = torch.nan
+    named = {"0": whole[:40_000].view(2, -1), "1": whole[40_000:], "count": torch.tensor(1)}
+    x = {"0": np.zeros((2, 20_000), np.float32), "1": np.zeros(40_000, np.float32), "count": np.int64(0)}
+    server = Server(x, method, 4, lr=0.5, **options)
     with server.open_round() as round:
-        for client, y in enumerate((flat, {"0": named[0], "1": named[1], "count": torch.tensor(1)})):
+        for client, y in enumerate((flat, bad, named)):
             assert round.add(client, y, steps=1, control=control, keep=True)
-        for tensor in held:
+        for tensor in (flat, bad, *[control] * (method == SENT), *[whole] * (dtype != "float64")):  # else copied
             with pytest.raises(RuntimeError, match="resiz"):
                 tensor.untyped_storage().resize_(0)
             tensor.share_memory_()  # frees the memory it had, as a queue of torch.multiprocessing does
-    np.testing.assert_array_equal(server.x, 1)
+            tensor.data = torch.zeros(1)
+        assert round.add(3, sent, steps=1, control=sent)
+    assert round.report.accepted == (0, 2, 3)
+    np.testing.assert_allclose(server.x, sent.float())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_second_vectors_of_groups_and_rows_of_inner_products_may_move(dtype):
+    torch, n = pytest.importorskip("torch"), 80_000
+    y, row = (torch.full((n,), 2, dtype=getattr(torch, dtype)) for _ in "01")
+    server = Server(Model({"a": np.zeros(n // 2), "b": np.zeros(n // 2)}, {"one": "a"}), SENT, 2, lr=0.5)
+    with server.open_round() as round:
+        assert round.add(0, {"a": y[: n // 2], "b": y[n // 2 :]}, steps=1, control=y, keep=True)
+        y.share_memory_()
+    view, gram = row.numpy(), GramSum(1)
+    row.share_memory_()
+    gram.add(None, [view])
+    assert ({*server.x}, gram.result().tolist()) == ({2}, [[4 * n]])
+
+
+def test_a_second_vector_may_lie_at_an_odd_address():
+    with (server := Server(Y, SENT, 2, lr=0.5)).open_round() as round:
+        odd = np.frombuffer(b"0" + Y.tobytes(), np.float32, offset=1)
+        assert round.add(0, Y, steps=1, control=odd)
+    assert server.x.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

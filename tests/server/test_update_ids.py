@@ -193,19 +193,6 @@ def test_an_update_that_a_median_rejects_may_come_again():
     assert opened.add(2, numbers(1, 0), steps=1, round=0, update_id=0).status == "already counted"
 
 
-def test_an_update_that_its_caller_has_changed_may_come_again():
-    server, y = Server(numbers(0, 0), "FedAvg", 2, lr=0.1), np.ones(2, np.float32)
-    for t in range(2):
-        with server.open_round() as opened:
-            assert opened.add(0, y, steps=1, round=t, update_id=t, keep=True)
-            y.dtype = np.int32
-            y = np.ones(2, np.float32)
-            assert t or opened.add(0, y, steps=1, round=t, update_id=t, keep=True).status == "held"
-        assert opened.report.accepted == (0,) * (t == 0)
-    with server.open_round() as opened:
-        assert opened.add(0, y, steps=1, round=1, update_id=1).status == "rejected"  # as late, not as a copy
-
-
 def test_an_update_whose_push_is_interrupted_may_come_again():
     """At each line that follows the native call, and before it."""
     for count in range(1, 100):
@@ -232,15 +219,6 @@ def test_an_update_whose_push_is_interrupted_may_come_again():
         [report] = server.push(others)
         assert (report.accepted, report.rejected, server.x.tolist()) == ((0, 1, 2), (), [3])
     assert count > 10
-
-
-def test_a_changed_update_takes_its_own_id_with_it():
-    with Server(np.zeros(4, np.float32), "FedAvg", 2, lr=0.1, policy=LATE).open_round() as opened:
-        opened.add(0, y := np.ones(4, np.float32), steps=1, round=0, update_id=1, keep=True)
-        y.shape = 2, 2
-        for id in (2, 1):  # the second one is rejected: the round has an update of the client
-            reply = opened.add(0, np.ones(4, np.float32), steps=1, round=0, update_id=id)
-            assert reply.status == {2: "accepted", 1: "rejected"}[id]
 
 
 def test_a_journal_with_gaps_gives_each_update_its_own_order(tmp_path):
