@@ -272,6 +272,7 @@ def permutation(
     count: typing.SupportsInt | typing.SupportsIndex,
     key: typing.Any,
 ) -> numpy.typing.NDArray[numpy.int64]: ...
+def present(array: numpy.typing.NDArray[typing.Any]) -> numpy.ndarray: ...
 def quantise(
     x: typing.Any,
     codec: str,
