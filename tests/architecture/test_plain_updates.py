@@ -107,7 +107,7 @@ def test_torch_cannot_free_what_a_round_holds(method, options, dtype):
             with pytest.raises(RuntimeError, match="resiz"):
                 tensor.untyped_storage().resize_(0)
             tensor.share_memory_()  # frees the memory it had, as a queue of torch.multiprocessing does
-            tensor.data = torch.zeros(1)
+            tensor.data = torch.full_like(tensor, 99)  # takes that memory
         assert round.add(3, sent, steps=1, control=sent)
     assert round.report.accepted == (0, 2, 3)
     np.testing.assert_allclose(server.x, sent.float())
@@ -120,9 +120,9 @@ def test_second_vectors_of_groups_and_rows_of_inner_products_may_move(dtype):
     server = Server(Model({"a": np.zeros(n // 2), "b": np.zeros(n // 2)}, {"one": "a"}), SENT, 2, lr=0.5)
     with server.open_round() as round:
         assert round.add(0, {"a": y[: n // 2], "b": y[n // 2 :]}, steps=1, control=y, keep=True)
-        y.share_memory_()
+        kept = [y.share_memory_(), torch.full_like(y, 99)]
     view, gram = row.numpy(), GramSum(1)
-    row.share_memory_()
+    kept += [row.share_memory_(), torch.full_like(row, 99)]
     gram.add(None, [view])
     assert ({*server.x}, gram.result().tolist()) == ({2}, [[4 * n]])
 
