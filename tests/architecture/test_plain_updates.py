@@ -114,17 +114,17 @@ def test_torch_cannot_free_what_a_round_holds(method, options, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_second_vectors_of_groups_and_rows_of_inner_products_may_move(dtype):
-    torch, n = pytest.importorskip("torch"), 80_000
+def test_groups_medians_and_inner_products_follow_moved_tensors(dtype):
+    torch, n = pytest.importorskip("torch"), 9_000_000  # so large that freed memory is unmapped
     y, row = (torch.full((n,), 2, dtype=getattr(torch, dtype)) for _ in "01")
-    server = Server(Model({"a": np.zeros(n // 2), "b": np.zeros(n // 2)}, {"one": "a"}), SENT, 2, lr=0.5)
-    with server.open_round() as round:
-        assert round.add(0, {"a": y[: n // 2], "b": y[n // 2 :]}, steps=1, control=y, keep=True)
-        kept = [y.share_memory_(), torch.full_like(y, 99)]
-    view, gram = row.numpy(), GramSum(1)
-    kept += [row.share_memory_(), torch.full_like(row, 99)]
+    server = Server(Model({"a": np.zeros(n)}, {"one": "a"}), SENT, 2, lr=0.5)
+    medians, view, gram = Server(np.zeros(n), "FedAvg", 2, lr=0.5, aggregation="median"), row.numpy(), GramSum(1)
+    with server.open_round() as round, medians.open_round() as other:
+        assert all([round.add(0, {"a": y}, steps=1, control=y, keep=True), other.add(0, row, steps=1, keep=True)])
+        taken = [torch.full_like(tensor.share_memory_(), 99) for tensor in (y, row)]
+        assert other.add(1, y, steps=1)
     gram.add(None, [view])
-    assert ({*server.x}, gram.result().tolist()) == ({2}, [[4 * n]])
+    assert [{*server.x}, {*medians.x}, gram.result().tolist(), taken[0][0]] == [{2}, {2}, [[4 * n]], 99]
 
 
 def test_a_second_vector_may_lie_at_an_odd_address():
