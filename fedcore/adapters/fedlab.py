@@ -139,7 +139,9 @@ class ServerHandler(Job, SyncServerHandler):  # type: ignore[misc, unused-ignore
 
     @property
     def if_stop(self) -> bool:
-        """Whether all rounds are finished."""
+        """Whether all rounds are finished, including those before a resume."""
+        if self.num_clients:
+            self._start()
         self._take_model()
         return bool(super().if_stop)
 

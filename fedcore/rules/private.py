@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ Entry = tuple[int, float, float]
 """A number of rounds, the rate q with which they sampled each client, and their noise multiplier z."""
 LEAST_NOISE, MOST_NOISE = 0.05, 1000.0
 """The interval in which ``noise_for`` searches."""
+MOST_LOSS = 2e4
+"""The largest sum of (rate / noise)^2 over the rounds that is given to the accountant; epsilon is about half of it."""
 
 
 def _accounting() -> Any:
@@ -40,17 +42,31 @@ def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
 
     Raises:
         MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
+        RangeError: an entry or delta is out of range, or dp_accounting cannot compute so large an epsilon.
 
-    Cost: .1 to 2 s, mostly independent of the number of rounds.
+    Cost: .1 to 5 s, mostly independent of the number of rounds, for an epsilon below 30; more seconds for a larger one.
     Source: the accountant of privacy loss distributions of dp_accounting; its estimate is an upper bound.
     """
-    delta = check_number("delta", delta, "(0, 1)")
+    delta, entries = check_number("delta", delta, "(0, 1)"), _checked(entries)
     dp = _accounting()
     accountant = dp.pld.PLDAccountant()
-    for rounds, rate, noise in entries:
-        gaussian = dp.GaussianDpEvent(noise)
-        accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian), rounds)
-    return float(accountant.get_epsilon(delta)) if entries else 0.0
+    try:
+        if sum(rounds * (rate / noise) ** 2 for rounds, rate, noise in entries) > MOST_LOSS:
+            raise OverflowError  # the distribution would take gigabytes
+        for rounds, rate, noise in entries:
+            gaussian = dp.GaussianDpEvent(noise)
+            accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian), rounds)
+        return float(accountant.get_epsilon(delta)) if entries else 0.0
+    except (ArithmeticError, MemoryError, ValueError):
+        why = "is too large to compute for these rounds; use more noise, fewer rounds or a lower rate"
+        raise RangeError(f"epsilon: {why}") from None
+
+
+def _checked(entries: Iterable[Sequence[Any]]) -> tuple[Entry, ...]:
+    return tuple(
+        (check_integer("rounds", n, 1), check_number("rate", q, "(0, 1]"), check_number("noise", z, "(0, inf)"))
+        for n, q, z in entries
+    )
 
 
 def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -> float:
@@ -68,19 +84,23 @@ def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -
     rounds, rate = check_integer("rounds", rounds, 1), check_number("rate", rate, "(0, 1]")
 
     def excess(noise: float) -> float:
-        return math.log(max(epsilon_of([(rounds, rate, noise)], delta), 1e-300) / epsilon)
+        try:
+            return math.log(max(epsilon_of([(rounds, rate, noise)], delta), 1e-300) / epsilon)
+        except RangeError:
+            return math.inf
 
-    low = high = 1.0
-    above = below = excess(1.0)
+    guess = rate * math.sqrt(2 * rounds * math.log(2 / delta)) / epsilon  # of many rounds
+    low = high = min(max(guess, LEAST_NOISE), MOST_NOISE)
+    above = below = excess(high)
     while below > 0:
-        low, above, high = high, below, 2 * high
-        if high > MOST_NOISE:
-            raise RangeError(f"epsilon={epsilon:g}: needs a noise above {low:g}; use fewer rounds or a lower rate")
+        if high == MOST_NOISE:
+            raise RangeError(f"epsilon={epsilon:g}: needs a noise above {high:g}; use fewer rounds or a lower rate")
+        low, above, high = high, below, min(2 * high, MOST_NOISE)
         below = excess(high)
     while above <= 0:
-        high, below, low = low, above, low / 2
-        if low < LEAST_NOISE:
-            raise RangeError(f"epsilon={epsilon:g}: needs a noise below {high:g}, which protects little")
+        if low == LEAST_NOISE:
+            raise RangeError(f"epsilon={epsilon:g}: needs a noise below {low:g}, which protects little")
+        high, below, low = low, above, max(low / 2, LEAST_NOISE)
         above = excess(low)
     # In logarithms, epsilon is nearly a line. Guesses are moved to the other side of the last one.
     turn, moved = 0, 1.0004
@@ -132,12 +152,8 @@ class Ledger:
         """Return the ledger of ``to_state``; raise ValueError or TypeError if it is malformed."""
         if state is None:
             return cls()
-        entries = tuple(
-            (check_integer("rounds", n, 1), check_number("rate", q, "(0, 1]"), check_number("noise", z, "(0, inf)"))
-            for n, q, z in state["entries"]
-        )
         clip = state["clip"]
-        return cls(entries, None if clip is None else check_number("clip", clip, "(0, inf)"))
+        return cls(_checked(state["entries"]), None if clip is None else check_number("clip", clip, "(0, inf)"))
 
 
 GRID_BITS = 24

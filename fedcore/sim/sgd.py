@@ -79,6 +79,27 @@ class FlatModel:
             self.flat.copy_(moved(x, self.device))
 
 
+def carry(vector: F32 | None, old: Layout, new: Layout, out: F32 | None = None) -> F32 | None:
+    """Copy a vector of one layout into ``out``, a vector of another; return None without a vector.
+
+    The layouts may have their tensors in another order. Elements of tensors that one of the vectors lacks, such as a
+    buffer that only one layout counts as a parameter, do not change.
+
+    Args:
+        vector: float32[old.n] or float32[old.n_parameters].
+        out: float32[new.n] or float32[new.n_parameters]. Default: zeros, float32[new.n_parameters].
+    """
+    if vector is None:
+        return None
+    out = np.zeros(new.n_parameters, np.float32) if out is None else out
+    places = {piece.name: piece for piece in old.slices if piece.stop <= len(vector)}
+    for piece in new.slices:
+        place = places.get(old.aliases.get(piece.name, piece.name))
+        if place is not None and piece.stop <= len(out):
+            out[piece.start : piece.stop] = vector[place.start : place.stop]
+    return out
+
+
 @dataclass(frozen=True)
 class LocalOptions(Checked):
     """Changes to a client's plain steps.

@@ -22,9 +22,12 @@ def test_the_printed_noise_keeps_the_budget():
     assert f"noise={found['noise']:g}, expected=m, rate=0.2, rounds=20" in back.output
 
 
-@pytest.mark.parametrize("wrong", [[], ["--epsilon", "0"], ["--epsilon", "1", "--noise", "1"]])
+WRONG = "", "--epsilon 0", "--epsilon 1 --noise 1", "--noise 1 --rate 1.5", "--noise 1e-9", "--noise 1 --rounds 1e30"
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_arguments(wrong):
-    done = invoke("privacy", *wrong, *ROUNDS)
+    done = invoke("privacy", *ROUNDS, *wrong.split())
     assert done.status == 2
     assert "Traceback" not in done.errors
 

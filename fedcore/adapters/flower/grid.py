@@ -177,24 +177,22 @@ def by_id(requests: Iterable[Request]) -> dict[str, Request]:
     return {str(request.metadata.message_id): request for request in requests}
 
 
-def answered(replies: Iterable[Message], round: int = 0) -> dict[str, Request]:
-    """Return the requests of messages that the strategy did not make, by message id, as their replies name them."""
-    requests = {}
-    for reply in replies:
-        with suppress(Exception):
-            metadata = reply.metadata
-            requests[str(metadata.reply_to_message_id)] = Request(metadata, metadata.src_node_id, round)
-    return requests
-
-
 def answers(
-    replies: Iterable[Message], pending: dict[str, Request]
+    replies: Iterable[Message], pending: dict[str, Request], round: int = 0
 ) -> Iterator[tuple[Request | None, Message, Failure | None]]:
-    """Yield each reply with its request (None for a stray reply) and failure; remove the request from ``pending``."""
+    """Yield each reply with its request and failure; remove the request from ``pending``.
+
+    A reply to another message answers a subclass's own message of this round. A second reply to a message has no
+    request.
+    """
+    answered = set[str]()
     for reply in each(replies):
         request, failure = None, None
-        with suppress(Exception):  # the id may be malformed
-            request = pending.pop(reply.metadata.reply_to_message_id, None)
+        with suppress(Exception):  # it may be malformed
+            metadata, number = reply.metadata, reply.metadata.reply_to_message_id
+            if type(number) is str and number and number not in answered:
+                answered.add(number)
+                request = pending.pop(number, None) or Request(metadata, metadata.src_node_id, round)
         if request is not None:
             try:
                 if reply.has_error():

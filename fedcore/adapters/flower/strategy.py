@@ -18,12 +18,13 @@ from flwr.serverapp.strategy import Result
 
 from fedcore import algorithms
 from fedcore.adapters import session
-from fedcore.adapters.flower.grid import UNREADABLE, Failure, Messages, Request, StreamingGrid, answered, answers, by_id
+from fedcore.adapters.flower.grid import UNREADABLE, Failure, Messages, Request, StreamingGrid, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, Rejected, Sizes, ask_sizes, mean_of, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
 from fedcore.algorithms import Algorithm, optimizers
 from fedcore.algorithms.rates import Rate, rate_at
-from fedcore.errors import ArrayError, RangeError, RoundError, TooFewUpdatesError
+from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, TooFewUpdatesError
+from fedcore.model import Layout
 from fedcore.options import RoundPolicy, ServerOptions
 from fedcore.profiling import span
 from fedcore.rules import Chain
@@ -85,7 +86,7 @@ class ServerStrategy(FlowerFedAvg):
             lr, server_lr, optimizer, aggregation, limits, storage, compute, policy and callbacks in one object.
 
     Attributes:
-        reports: the ``Report`` of each round since ``start``.
+        reports: the ``Report`` of each round.
         failures: the nodes that answered with an error in the last round.
         left_out: (node, reason) for each reply excluded from the means of the last evaluation.
 
@@ -146,7 +147,7 @@ class ServerStrategy(FlowerFedAvg):
         self._sizes: dict[int, int] = {}
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord, dict[str, Array]] | None = None
-        self._first = 0
+        self._first, self._configured, self._nodes = 0, 0, list[int]()
         self._has_hinted = self._is_loaded = self._gets_replies = False
 
     @property
@@ -183,6 +184,7 @@ class ServerStrategy(FlowerFedAvg):
             CheckpointError: the saved server has a different model or method.
         """
         self._load(initial_arrays)
+        self._chosen, self._rejected_rounds = None, session.RejectedRounds(self._rejected_rounds.abort_after)
         first = self._first = self._server.round_number if self._server else 0
         evaluate = None if evaluate_fn is None else lambda round, arrays: evaluate_fn(round + first, arrays)
         if should_stop := more.get("should_stop"):
@@ -229,19 +231,25 @@ class ServerStrategy(FlowerFedAvg):
         if self.fraction_train == 0.0:
             return []
         self._open(arrays)
-        if server_round == 1:
-            self._chosen, self._asked, self._first = None, [], self.server.round_number
-        self._catch_up(arrays)
+        if self._chosen is None or server_round != self._configured:  # else a subclass asks one more group of nodes
+            self._nodes = []
+            if server_round == 1:
+                self._chosen, self._asked, self._first = None, [], self.server.round_number
+            self._catch_up(arrays)
+        self._configured, number = server_round, self.server.round_number
         nodes = self._connected(grid)
+        self._nodes += nodes
+        asked = [request for request in self._asked if request.round < number]
         needed = max(int(len(nodes) * self.fraction_train), self.min_train_nodes, self._policy.min_clients)
         k = self._policy.asked(needed)
         if self._policy.buffer is not None:
-            k = max(0, k - len(self._asked))  # the others are still at work
-        free = sorted({*nodes} - {request.node for request in self._asked})
-        self._chosen = chosen = Counter(self.choose(self.server.round_number, free, k))
+            k = max(0, k - len(asked))  # the others are still at work
+        free = sorted({*nodes} - {request.node for request in asked})
+        chosen = Counter(self.choose(number, free, k))
+        self._chosen = Counter(self._chosen or ()) + chosen
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
         if isinstance(grid, StreamingGrid):
-            grid.await_also(by_id(self._asked))
+            grid.await_also(by_id(asked))
             grid.close_when(partial(self._may_close, grid))
         self._set("train", config, "server-round", server_round + self._first)
         if self._lr is not None:
@@ -353,22 +361,22 @@ class ServerStrategy(FlowerFedAvg):
         self._open(self._initial)
         if self._lr is not None and self._chosen and self._config.get("lr") != self._numbers["train", "lr"]:
             raise RangeError("lr: a subclass changed config['lr'] after super().configure_train; change it before")
-        number, self._chosen, chosen = self.server.round_number, None, self._chosen
+        number, self._chosen = self.server.round_number, None
         self._asked = [request for request in self._asked if request.metadata.message_id]  # which were sent
         pending, collected = by_id(self._asked), Collected()
         self._gets_replies = isinstance(replies, Messages)  # otherwise a subclass or wrapper may have used them
-        if chosen != {} and not any(request.round == number for request in self._asked):
-            replies = list(replies)  # to messages of a subclass
-            pending |= answered(replies, number)
+        if not (nodes := self._nodes):
+            replies = list(replies)  # to messages that a subclass made without super
+            nodes = [request.node for request, _, _ in answers(replies, {}) if request]
         self.failures, counted = [], self._count_batches()
-        asked = [request.node for request in pending.values()]
+        asked, self._nodes = [*(request.node for request in pending.values()), *nodes], []
         new = session.newcomers(self.server, asked, self._sizes if self._is_sized else None)
         try:
             with self.server.open_round(newcomers=new) as round:
                 self._round = round
-                for request, reply, failure in answers(replies, pending):
+                for request, reply, failure in answers(replies, pending, number):
                     if request is None:
-                        log(WARNING, "aggregate_train: ignored a reply whose message is not pending")
+                        log(WARNING, "aggregate_train: ignored a second reply to a message, or one without its id")
                     elif failure:
                         self.failures.append(failure)
                         if failure.code == UNREADABLE:
@@ -487,12 +495,9 @@ class ServerStrategy(FlowerFedAvg):
         """
         collected, failures, pending = Collected(), [], by_id(self._evaluating)
         self._evaluating = []
-        if not any(pending):
-            replies = list(replies)  # to messages of a subclass
-            pending = answered(replies)
         for request, reply, failure in answers(replies, pending):
             if request is None:
-                log(WARNING, "aggregate_evaluate: ignored a reply whose message is not pending")
+                log(WARNING, "aggregate_evaluate: ignored a second reply to a message, or one without its id")
             elif failure:
                 failures.append(failure)
             else:
@@ -561,7 +566,12 @@ class ServerStrategy(FlowerFedAvg):
 
     def _load(self, initial: ArrayRecord) -> None:
         self._wire = Wire.of(initial, self._parts)
-        if self._server is None and (self._resume is not None or is_begun(self._options.storage)):
+        if self._server is not None:
+            if Layout.of(replace(self._parts, tensors=self._wire.read(initial))) != self._server.layout:
+                raise CheckpointError("initial_arrays: a different model than before; make a new strategy for it")
+            text = "Continuing after round %d with its model, not with initial_arrays; a new strategy starts over"
+            log(INFO, text, self._server.round_number)
+        elif self._resume is not None or is_begun(self._options.storage):
             self._server, self._is_loaded = self._opened(initial, self._options, resume=self._resume), True
             if self._server.round_number:
                 log(INFO, "Resuming after round %d, with the saved model", self._server.round_number)

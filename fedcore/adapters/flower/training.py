@@ -1,17 +1,16 @@
 """Local training of a torch module for a ClientApp, with ``fedcore.sim.sgd``."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from flwr.app import Message
 from torch import nn
 
 from fedcore.adapters.flower.client import Task
 from fedcore.algorithms.local_rules import along, batch_of, minibatches
-from fedcore.sim.sgd import FlatModel, LocalOptions, mean_loss, sgd
+from fedcore.sim.sgd import FlatModel, LocalOptions, carry, mean_loss, sgd
 
 
 def train(
@@ -33,8 +32,9 @@ def train(
 
     Args:
         message: a message of a fedcore strategy.
-        module: a module on the CPU whose tensors have the names of the model's arrays. The function moves its tensors
-            into one vector (see ``FlatModel``); they hold y afterwards.
+        module: a module on the CPU whose tensors have the names of the model's arrays, in any order. Tensors that the
+            message lacks, such as personal ones, start from the module's values. The function moves the tensors into
+            one vector (see ``FlatModel``); they hold y afterwards.
         inputs, labels: the client's examples, float32[m, ...] and int64[m].
         batch: the size of a minibatch.
         epochs, steps: the number of local passes or of local steps; give one of the two.
@@ -49,24 +49,22 @@ def train(
     """
     task = Task.of(message, arrays=arrays)
     task.require_followed(plain=options is None or options.plain)
-    model = _at(task, module, task.x)
-    previous = None if task.x_prev is None else _at(task, copy.deepcopy(module), task.x_prev)
+    model = FlatModel(module)
+    own = model.layout
+    model.load(own.flatten({**module.state_dict(), **task.tensors}))
+    for piece in own.outside:
+        if piece.name in task.tensors:
+            module.get_buffer(piece.name).copy_(torch.from_numpy(task.tensors[piece.name].copy()))
+    module.train()
+    previous = None if task.x_prev is None else FlatModel(copy.deepcopy(module))
+    if previous is not None:
+        carry(task.x_prev, task.layout, own, previous.flat.numpy())
     order = dict(epochs=epochs, steps=steps, seed=seed, round=task.round, client=client)
     batches = minibatches(len(labels), batch_of(task.local_rule, batch), **order)  # type: ignore[arg-type]
-    batches, x = along(task.local_rule, batches, len(labels)), task.x[: task.layout.n_parameters]
+    batches, x = along(task.local_rule, batches, len(labels)), model.parameters.numpy().copy()
     loss = mean_loss(model, inputs, labels) if task.needs_loss else None
-    work = sgd(model, inputs, labels, batches, task, x=x, previous=previous, options=options)
-    claims: dict[str, Any] = {"examples": len(labels), "control": work.control, "loss": loss}
+    followed = replace(task, offset=carry(task.offset, task.layout, own))
+    work = sgd(model, inputs, labels, batches, followed, x=x, previous=previous, options=options)
+    control = carry(work.control, own, task.layout)
+    claims: dict[str, Any] = {"examples": len(labels), "control": control, "loss": loss}
     return task.reply(module, steps=work.steps, metrics=metrics, **claims)
-
-
-def _at(task: Task, module: nn.Module, x: npt.NDArray[np.float32]) -> FlatModel:
-    """Return the module in training mode, with the values of a vector and the task's integer counters."""
-    model = FlatModel(module)
-    model.layout.flatten(task.tensors)  # raises an error if the module's tensors differ
-    model.load(x)
-    buffers = dict(module.named_buffers())
-    for piece in model.layout.outside:
-        buffers[piece.name].copy_(torch.from_numpy(task.tensors[piece.name].copy()))
-    module.train()
-    return model

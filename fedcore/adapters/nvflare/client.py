@@ -15,7 +15,7 @@ from fedcore.arrays import F32, as_array
 from fedcore.errors import ArrayError
 from fedcore.model import Layout
 from fedcore.server.broadcast import VECTORS, Instructions
-from fedcore.sim.sgd import FlatModel, LocalOptions, mean_loss, sgd
+from fedcore.sim.sgd import FlatModel, LocalOptions, carry, mean_loss, sgd
 
 KEY = "fedcore"
 """The key of the instructions in ``FLModel.meta``."""
@@ -113,30 +113,17 @@ class Trainer:
         self.model.load(layout.flatten(received.params))
         self.model.module.train()
         previous = None
-        x_prev = _reordered(work.x_prev, work.layout, layout)
-        if x_prev is not None:
+        if work.x_prev is not None:
             previous = self._previous = self._previous or FlatModel(copy.deepcopy(self.model.module))
-            previous.load(x_prev)
+            carry(work.x_prev, work.layout, layout, previous.flat.numpy())
             previous.module.train()
         loss = mean_loss(self.model, inputs, labels) if work.needs_loss else None
         start = self.model.parameters.numpy().copy() if work.mu else None
         batches = along(work.local_rule, map(np.asarray, batches), len(labels))
-        task = replace(work, offset=_reordered(work.offset, work.layout, layout))
+        task = replace(work, offset=carry(work.offset, work.layout, layout))
         result = sgd(self.model, inputs, labels, batches, task, x=start, previous=previous, options=self._options)
         is_torch = any(hasattr(tensor, "detach") for tensor in received.params.values())
         tensors = {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
         params = tensors if is_torch else {name: as_array(name, tensor) for name, tensor in tensors.items()}
-        control = _reordered(result.control, layout, work.layout)
+        control = carry(result.control, layout, work.layout)
         return reply(params, steps=result.steps, examples=len(labels), control=control, loss=loss, **more)
-
-
-def _reordered(vector: F32 | None, old: Layout, new: Layout) -> F32 | None:
-    """Return a vector in the order of a different layout of the same tensors."""
-    if vector is None or old.slices == new.slices:
-        return vector
-    places = {piece.name: piece for piece in old.slices}
-    ordered = np.zeros(new.n if len(vector) == old.n else new.n_parameters, np.float32)
-    for piece in new.slices:
-        if piece.name in places and piece.stop <= len(ordered):
-            ordered[piece.start : piece.stop] = vector[places[piece.name].start : places[piece.name].stop]
-    return ordered

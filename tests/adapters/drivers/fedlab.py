@@ -39,8 +39,6 @@ class FedLab(Driver):
         handler.num_clients = n
         while not handler.if_stop:
             sampled, t = sorted(handler.sample_clients()), handler.round
-            if handler.if_stop:  # an earlier run has done all rounds
-                break
             sent = named_views(handler.downlink_package[0].numpy().copy(), x0)
             for i in arranged(sampled, order):
                 if (answer := work(t, i, sent, plain_task(t, lr))) is not None:

@@ -13,6 +13,7 @@ from fedcore.adapters.flower import examples_reply
 from fedcore.adapters.flower.training import train
 from fedcore.sim.data import Dataset
 from fedcore.sim.in_process import InProcess
+from tests.adapters.flower.local_grid import LocalGrid
 
 FEATURES, CLASSES, BATCH, STEPS, SEED = 12, 3, 5, 4, 3
 NODES = [2**64 - 5, 2**63 + 11, 17, 2**40, 123456789]
@@ -52,21 +53,24 @@ def make_data(clients=5):
     return Dataset("made", x, y, x[:1], y[:1], classes=CLASSES), parts
 
 
-def make_app(client, dataset, parts, steps=STEPS):
+def make_app(client, dataset, parts):
     app = ClientApp()
     x, y = (torch.from_numpy(array[parts[client]]) for array in (dataset.train_x, dataset.train_y))
 
     @app.train()
     def _(message, context):
-        return train(
-            message, make_module(), x, y, batch=BATCH, steps=steps, seed=SEED, client=client, metrics={"loss": client}
-        )
+        order = {"batch": BATCH, "steps": STEPS, "seed": SEED, "client": client}
+        return train(message, make_module(), x, y, metrics={"loss": client}, **order)
 
     @app.query()
     def _(message, context):
         return examples_reply(message, len(y))
 
     return app
+
+
+def make_grid(spoil=None):
+    return LocalGrid({node: (make_app(i, *make_data()), {}) for i, node in enumerate(NODES)}, spoil)
 
 
 def initial_arrays():

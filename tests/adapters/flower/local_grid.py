@@ -1,8 +1,16 @@
 """A Grid without a network: ClientApps run when they are sent a message, or later, or not at all."""
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+
+
+def trains(work):
+    """A node whose replies to training messages are ``work(message)``."""
+    app = ClientApp()
+    app.train()(lambda message, context: work(message))
+    return app, {}
 
 
 class LocalGrid(Grid):

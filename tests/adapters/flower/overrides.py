@@ -11,6 +11,7 @@ import random
 import re
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -188,10 +189,13 @@ class ContentOfEachNode:
 
 @override
 class MessagesOfItsOwn:
+    """For every other node; in the second round for all."""
+
     def configure_train(self, server_round, arrays, config, grid):
         for message in super().configure_train(server_round, arrays, config, grid):
-            content = RecordDict({**message.content})
-            yield Message(content=content, message_type="train", dst_node_id=message.metadata.dst_node_id)
+            node = message.metadata.dst_node_id
+            is_own = server_round == 2 or node % 2
+            yield Message(RecordDict({**message.content}), node, "train") if is_own else message
 
 
 @override
@@ -220,18 +224,21 @@ class Part(Grid):
 
     run = set_run = create_message = push_messages = pull_messages = send_and_receive = None  # abstract in Grid
 
-    def __init__(self, grid):
-        self.grid, self.send_and_receive = grid, grid.send_and_receive
+    def __init__(self, grid, first):
+        self.grid, self.send_and_receive, self.first = grid, grid.send_and_receive, first
 
     def get_node_ids(self):
-        return sorted(self.grid.get_node_ids())[:-1]
+        return sorted(self.grid.get_node_ids())[self.first :: 3]
 
 
 @override
 class SampleByAGrid:
+    """Two groups of nodes; one node is in none."""
+
     def configure_train(self, server_round, arrays, config, grid):
-        self.min_train_nodes = self.min_available_nodes = NODES - 1
-        return super().configure_train(server_round, arrays, config, Part(grid))
+        self.min_train_nodes = self.min_available_nodes = 1
+        configure = partial(super().configure_train, server_round, arrays, config)
+        return [*configure(Part(grid, 0)), *configure(Part(grid, 1))]
 
 
 @override

@@ -1,56 +1,58 @@
 """One's own torch loop with ``Task.correct`` and a plain SGD takes the very steps of ``fedcore.sim.sgd``."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
 import torch
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord
 from torch.nn.functional import cross_entropy
 
 from fedcore.adapters.flower import Task
 from fedcore.algorithms.local_rules import minibatches
 from fedcore.errors import ArrayError
-from tests.adapters.flower.federation import BATCH, METHODS, NODES, SEED, STEPS, make_data, make_module, run, simulate
-from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.flower import federation
+from tests.adapters.flower.federation import METHODS, NODES, STEPS, make_data, make_module, run, simulate
+from tests.adapters.flower.local_grid import LocalGrid, trains
+
+usual_module = make_module
 
 
 def own_loop(client, dataset, parts):
-    app = ClientApp()
     x, y = (torch.from_numpy(array[parts[client]]) for array in (dataset.train_x, dataset.train_y))
 
-    @app.train()
-    def _(message, context):
+    def work(message):
         task, module = Task.of(message), make_module()
         module.load_state_dict(task.arrays.to_torch_state_dict())
         previous = None
         if task.b:
             previous = copy.deepcopy(module)
-            torch.nn.utils.vector_to_parameters(
-                torch.tensor(task.x_prev[: task.layout.n_parameters]), previous.parameters()
-            )
+            old = {name: torch.tensor(tensor) for name, tensor in task.layout.unflatten(task.x_prev).items()}
+            previous.load_state_dict(previous.state_dict() | old)
         optimizer = torch.optim.SGD(module.parameters(), lr=task.lr)
-        raw = np.zeros(task.layout.n_parameters, np.float32)
-        batches = minibatches(
-            len(y), task.local_rule.batch(BATCH), steps=STEPS, seed=SEED, round=task.round, client=client
-        )
+        raw = {piece.name: np.zeros(piece.shape, np.float32) for piece in task.layout.slices}
+        order = {"steps": STEPS, "seed": federation.SEED, "round": task.round, "client": client}
+        batches = minibatches(len(y), task.local_rule.batch(federation.BATCH), **order)
         steps = 0
         for steps, batch in enumerate(task.local_rule.along(batches, len(y)), start=1):  # noqa: B007
             for net in filter(None, (module, previous)):
                 net.zero_grad()
                 cross_entropy(net(x[batch]), y[batch]).backward()
-            raw += torch.nn.utils.parameters_to_vector([p.grad for p in module.parameters()]).numpy() / STEPS
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                raw[name] += parameter.grad.numpy() / STEPS
             task.correct(module, previous)
             optimizer.step()
-        return task.reply(module, steps=steps, examples=len(y), control=raw if task.second else None)
+        vector = task.layout.flatten(raw | task.layout.read_counters(task.tensors))[: task.layout.n_parameters]
+        return task.reply(module, steps=steps, examples=len(y), control=vector if task.second else None)
 
-    return app
+    return trains(work)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_own_loop(method):
     dataset, parts = make_data()
-    grid = LocalGrid({NODES[i]: (own_loop(i, dataset, parts), {}) for i in range(5)})
+    grid = LocalGrid({NODES[i]: own_loop(i, dataset, parts) for i in range(5)})
     sizes = {node: len(part) for node, part in zip(NODES, parts, strict=True)} if "Flexible" in method else None
     strategy, _ = run(method, grid, 2, client_sizes=sizes)
     order = sorted(range(5), key=lambda i: NODES[i])
@@ -60,8 +62,33 @@ def test_own_loop(method):
     assert np.abs(strategy.server.x - simulate("LocalDescent", {}, []).x).max() > 0.01
 
 
+class Odd(torch.nn.Sequential):
+    """With tied weights and a buffer of its own name; the model's arrays are in another order."""
+
+    def __init__(self):
+        super().__init__(*usual_module(), torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        self[5].weight = self[4].weight
+        self.register_buffer("shift", torch.full((12,), 0.5))
+
+    def forward(self, x):
+        return super().forward(x - self.shift)
+
+
+@pytest.mark.parametrize("method", ["FedProx", "SCAFFOLD", "MBSTORM", "MimiC"])
+def test_train_takes_the_steps_of_an_own_loop_with_an_odd_module(method, monkeypatch):
+    first = ArrayRecord(dict(reversed(Odd().state_dict().items())))
+    monkeypatch.setattr(federation, "initial_arrays", lambda: first)
+    models = []
+    for place, node in ((federation, lambda *own: (federation.make_app(*own), {})), (sys.modules[__name__], own_loop)):
+        monkeypatch.setattr(place, "make_module", Odd)
+        strategy, _ = run(method, LocalGrid({NODES[i]: node(i, *make_data()) for i in range(5)}), 2)
+        assert [len(report.accepted) for report in strategy.reports] == [5, 5]
+        models.append(strategy.server.x)
+    np.testing.assert_allclose(*models, rtol=1e-3, atol=1e-5)
+
+
 def test_a_message_of_another_strategy_is_an_error():
-    from flwr.app import ArrayRecord, Message, RecordDict
+    from flwr.app import Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1

@@ -1,15 +1,16 @@
 """Models keep their dtypes in messages; the rounding of a narrow dtype is no part of the client's gradient."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from flwr.clientapp import ClientApp
 
 from fedcore import Server
 from fedcore.adapters.flower import Task
 from tests.adapters.flower.federation import make_strategy
-from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.flower.local_grid import LocalGrid, trains
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.normal(size=(4, 3)).astype(np.float32)
@@ -18,18 +19,12 @@ WEIGHT = RNG.normal(size=(4, 3)).astype(np.float32)
 def run_in(dtype, targets, rounds=5, method="MIFA"):
     """Clients that step half-way to their own targets, in the model's dtype: strategy, result, and the oracle."""
 
-    def app_of(target):
-        app = ClientApp()
+    def work(target, message):
+        task = Task.of(message)
+        y = {"w": ((task.tensors["w"] + target) / 2).astype(np.float32), "steps": task.tensors["steps"] + 1}
+        return task.reply(y, steps=5, examples=1)
 
-        @app.train()
-        def _(message, context):
-            task = Task.of(message)
-            y = {"w": ((task.tensors["w"] + target) / 2).astype(np.float32), "steps": task.tensors["steps"] + 1}
-            return task.reply(y, steps=5, examples=1)
-
-        return app
-
-    grid = LocalGrid({node: (app_of(target), {}) for node, target in enumerate(targets, 1)})
+    grid = LocalGrid({node: trains(partial(work, target)) for node, target in enumerate(targets, 1)})
     strategy = make_strategy(method)
     start = {"w": Array(WEIGHT.astype(dtype)), "steps": Array(np.array(7, np.int32))}
     result = strategy.start(grid, ArrayRecord(start), rounds)
@@ -61,17 +56,11 @@ def test_a_model_in_another_float_dtype(dtype):
 def test_clients_that_do_nothing_leave_a_bfloat16_model_where_it_is():
     """Measured against the unrounded x, the rounding itself would count as steps."""
 
-    def app_of(step):
-        app = ClientApp()
+    def work(step, message):
+        task = Task.of(message)
+        return task.reply({"w": task.tensors["w"] + (0 if task.round else step)}, steps=1, examples=1)
 
-        @app.train()
-        def _(message, context):
-            task = Task.of(message)
-            return task.reply({"w": task.tensors["w"] + (0 if task.round else step)}, steps=1, examples=1)
-
-        return app
-
-    grid = LocalGrid({1: (app_of(0.1), {}), 2: (app_of(0.3), {})})
+    grid = LocalGrid({1: trains(partial(work, 0.1)), 2: trains(partial(work, 0.3))})
     strategy, seen = make_strategy("FedAvg"), []
     start = ArrayRecord({"w": Array(WEIGHT.astype(ml_dtypes.bfloat16))})
     strategy.start(grid, start, 4, evaluate_fn=lambda t, arrays: seen.append(strategy.server.x.copy()) if t else None)

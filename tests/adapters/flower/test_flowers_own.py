@@ -15,7 +15,7 @@ from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
 from fedcore.errors import ArrayError, RangeError
 from fedcore.rules import Mean
-from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.flower.local_grid import LocalGrid, trains
 
 ROUNDS, STEPS = 3, 4
 MODEL = {"w": np.ones((7, 12), np.float32), "b": np.zeros(7, np.float32), "scale": np.float32([2, 3])}
@@ -154,15 +154,13 @@ def test_other_methods_need_a_rate(method, how):
 
 
 def test_a_client_of_fedcore_needs_a_rate():
-    def look(message, context):
+    def look(message):
         with pytest.raises(ArrayError, match=r"^message\b"):
             Task.of(message)
         return Message(RecordDict(), reply_to=message)
 
-    app = ClientApp()
-    app.train()(look)
     strategy = flower.FedAvg(fraction_evaluate=0.0, poll=0.001, abort_after=None)
-    strategy.start(LocalGrid({1: (app, {}), 2: (app, {})}), ArrayRecord([MODEL["w"]]), 1)
+    strategy.start(LocalGrid({1: trains(look), 2: trains(look)}), ArrayRecord([MODEL["w"]]), 1)
     assert strategy.failures == []
 
 
@@ -199,10 +197,7 @@ def test_a_rejection_without_steps_names_the_options(how, reason):
 
 @pytest.mark.parametrize(("steps", "hints"), [(6, ["2.5", "steps=15"]), (15, []), ("batches", [])])
 def test_a_hint_if_batchnorm_counted_more_steps(steps, hints, caplog):
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
+    def train(message):
         sent = message.content["arrays"]
         record = ArrayRecord(
             {"w": Array(sent["w"].numpy() / 2), COUNTER: Array(np.asarray(sent[COUNTER].numpy() + 15))}
@@ -212,7 +207,7 @@ def test_a_hint_if_batchnorm_counted_more_steps(steps, hints, caplog):
 
     strategy = flower.MimiC(lr=0.5, steps=steps, fraction_evaluate=0.0, poll=0.001)
     first = ArrayRecord({"w": Array(MODEL["w"]), COUNTER: Array(np.array(30, np.int64))})
-    strategy.start(LocalGrid({1: (app, {}), 2: (app, {})}), first, 2)
+    strategy.start(LocalGrid({1: trains(train), 2: trains(train)}), first, 2)
     assert strategy.server.tensors()[COUNTER] == 60
     lines = [record.message for record in caplog.records if "BatchNorm" in record.message]
     assert len(lines) == bool(hints)  # in the first round only

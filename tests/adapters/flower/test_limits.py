@@ -2,24 +2,19 @@
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
 from fedcore.adapters import flower
-from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.flower.local_grid import LocalGrid, trains
 
 
 def test_a_round_of_500_rejections_is_one_line_of_the_level_error(caplog):
-    app = ClientApp()
-
-    @app.train()
-    def stock(message, context):
+    def stock(message):
         content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 3})}
         return Message(RecordDict(content), reply_to=message)
 
     strategy = flower.MimiC(lr=0.1, fraction_evaluate=0.0, poll=0.001, abort_after=None)
-    strategy.start(
-        LocalGrid({node: (app, {}) for node in range(1, 501)}), ArrayRecord([np.ones((3, 2), np.float32)]), 2
-    )
+    grid = LocalGrid(dict.fromkeys(range(1, 501), trains(stock)))
+    strategy.start(grid, ArrayRecord([np.ones((3, 2), np.float32)]), 2)
     assert [len(report.rejected) for report in strategy.reports] == [500, 500]
     lines = [record for record in caplog.records if "rejected" in record.message and record.name == "flwr"]
     assert [record.levelname for record in lines] == ["ERROR", "ERROR"]

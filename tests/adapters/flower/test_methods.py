@@ -53,9 +53,7 @@ def test_messages_share_what_is_the_same_for_all():
 
 
 def test_a_streaming_grid_gets_messages_one_by_one():
-    grid = LocalGrid(
-        {node: (federation.make_app(i, *federation.make_data()), {}) for i, node in enumerate(federation.NODES)}
-    )
+    grid = federation.make_grid()
     for each in (StreamingGrid(grid), grid):
         made = federation.make_strategy("FedAvg").configure_train(1, federation.initial_arrays(), ConfigRecord(), each)
         each.send_and_receive(made)

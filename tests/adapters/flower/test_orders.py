@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord
-from flwr.clientapp import ClientApp
 
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
@@ -14,13 +13,11 @@ from fedcore.adapters.flower.training import train
 from fedcore.errors import ArrayError, ConfigError, RangeError
 from fedcore.sim.sgd import LocalOptions
 from tests.adapters.flower.federation import BATCH, NODES, initial_arrays, make_data, make_module, make_strategy, run
-from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.flower.local_grid import LocalGrid, trains
 
 
 def one_app(work, nodes=2):
-    app = ClientApp()
-    app.train()(lambda message, context: work(message))
-    return LocalGrid({node: (app, {}) for node in NODES[:nodes]})
+    return LocalGrid(dict.fromkeys(NODES[:nodes], trains(work)))
 
 
 def training(options=None):

@@ -11,7 +11,7 @@ from flwr.serverapp import strategy as strategies
 
 from fedcore import RoundPolicy
 from fedcore.adapters import flower
-from fedcore.errors import RangeError, RoundError
+from fedcore.errors import CheckpointError, RangeError, RoundError
 from tests.adapters.flower.local_grid import LocalGrid
 from tests.adapters.flower.overrides import KINDS, MODEL, NODES, OURS, OVERRIDES, RECORD, client, outcome, simulation
 
@@ -49,60 +49,46 @@ def test_an_override_does_what_it_does_in_flower(simulate, override, strategy):
 # What no override of Flower's class shows, without a simulation.
 
 
-def start(strategy, rounds=2, config=None, model=MODEL, **options):
-    grid = LocalGrid({10 + i: (client, {"partition-id": i}) for i in range(NODES)})
+def make_grid():
+    return LocalGrid({10 + i: (client, {"partition-id": i}) for i in range(NODES)})
+
+
+def start(strategy, rounds=2, config=None, model=MODEL, grid=None, **options):
     arrays = ArrayRecord({name: Array(x) for name, x in model.items()})
-    return strategy.start(grid, arrays, rounds, train_config=ConfigRecord(config), **options)
+    return strategy.start(grid or make_grid(), arrays, rounds, train_config=ConfigRecord(config), **options)
 
 
-def replies_after_super(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            out = super().aggregate_train(server_round, replies)
-            self.seen = len([*replies])
-            return out
-
-    return Strategy
+class RepliesAfterSuper:
+    def aggregate_train(self, server_round, replies):
+        out = super().aggregate_train(server_round, replies)
+        self.seen = len([*replies])
+        return out
 
 
-def used_replies(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            replies = iter(replies)
-            self.seen = len([*replies])
-            return super().aggregate_train(server_round, replies)
-
-    return Strategy
+class UsedReplies:
+    def aggregate_train(self, server_round, replies):
+        replies = iter(replies)
+        self.seen = len([*replies])
+        return super().aggregate_train(server_round, replies)
 
 
-def no_messages(base):
-    class Strategy(base):
-        def configure_train(self, *args):
-            super().configure_train(*args)
-            return []
-
-    return Strategy
+class NoMessages:
+    def configure_train(self, *args):
+        super().configure_train(*args)
+        return []
 
 
-def wrapper_that_keeps_replies(base):
-    class Strategy(base):
-        def aggregate_train(self, server_round, replies):
-            return None, None
-
-    return Strategy
+class WrapperThatKeepsReplies:
+    def aggregate_train(self, server_round, replies):
+        return None, None
 
 
-LOST = [replies_after_super, used_replies, no_messages, wrapper_that_keeps_replies]
-
-
-@pytest.mark.parametrize("override", LOST)
+@pytest.mark.parametrize("override", [RepliesAfterSuper, UsedReplies, NoMessages, WrapperThatKeepsReplies])
 def test_a_run_that_loses_its_replies_ends_with_an_error(override):
-    strategy = override(flower.FedAvg)(poll=0.001, abort_after=1)
-    with pytest.raises(RoundError, match=r"list\(replies\)"):
-        start(strategy)
-    short = override(flower.FedAvg)(poll=0.001)  # shorter than abort_after
-    with pytest.raises(RoundError, match=r"list\(replies\)"):
-        start(short)
+    for options in ({"abort_after": 1}, {}):  # a run may be shorter than abort_after
+        strategy = type("Strategy", (override, flower.FedAvg), {})(poll=0.001, **options)
+        with pytest.raises(RoundError, match=r"list\(replies\)"):
+            start(strategy)
 
 
 @pytest.mark.parametrize("policy", [RoundPolicy(min_clients=2), RoundPolicy(min_clients=2, min_share=0.5, deadline=60)])
@@ -121,11 +107,9 @@ def test_own_aggregation_beside_a_policy_is_flower_s(policy, caplog):
 def test_nodes_that_all_fail_or_are_silent_are_no_finished_run(abort_after, rounds):
     for state in ("dead", "slow"):
         strategy = flower.FedAvg(poll=0.001, abort_after=abort_after, fraction_evaluate=0.0)
-        grid = LocalGrid({10 + i: (client, {"partition-id": i}) for i in range(NODES)})
-        setattr(grid, state, set(grid.nodes))
-        arrays = ArrayRecord({name: Array(x) for name, x in MODEL.items()})
+        setattr(grid := make_grid(), state, set(grid.nodes))
         with nullcontext() if abort_after is None else pytest.raises(RoundError, match=r"^updates: none"):
-            strategy.start(grid, arrays, rounds, timeout=0.01)
+            start(strategy, rounds, grid=grid, timeout=0.01)
         assert len(strategy.reports) == 2
 
 
@@ -227,6 +211,8 @@ def test_a_strategy_starts_again_after_an_exception():
     strategy.fails = False
     start(strategy, rounds=3)
     assert [len(report.accepted) for report in strategy.reports] == [NODES] * 3
+    with pytest.raises(CheckpointError):
+        start(strategy, rounds=3, model={"other": np.ones(2, np.float32)})
 
 
 def test_listed_replies_of_a_buffer_are_k():
@@ -238,8 +224,7 @@ def test_listed_replies_of_a_buffer_are_k():
 @pytest.mark.parametrize(("override", "most"), [("checkpoints", 1), ("list_replies", NODES)])
 def test_only_replies_that_a_subclass_reads_are_kept(override, most):
     pytest.importorskip("torch")
-    arrived, kept = [], []
-    grid = LocalGrid({10 + i: (client, {"partition-id": i}) for i in range(NODES)})
+    arrived, kept, grid = [], [], make_grid()
     pull = grid.pull_messages
 
     def pull_messages(numbers):
@@ -250,5 +235,5 @@ def test_only_replies_that_a_subclass_reads_are_kept(override, most):
 
     grid.pull_messages = pull_messages
     strategy = OVERRIDES[override](flower.FedAvg, fraction_evaluate=0.0, poll=0.001)
-    strategy.start(grid, ArrayRecord({name: Array(x) for name, x in MODEL.items()}), 2)
+    start(strategy, grid=grid)
     assert max(kept) in (most, most - 1)

@@ -10,15 +10,9 @@ from fedcore import RoundPolicy, Update
 from fedcore.algorithms import SCAFFOLD
 from tests.adapters.drivers import MODEL, Raw
 from tests.adapters.drivers.flower import Flower, array
-from tests.adapters.flower.federation import METHODS, NODES, make_app, make_data, run, simulate
-from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.flower.federation import METHODS, NODES, make_data, make_grid, run, simulate
 
 ORDER = sorted(range(5), key=lambda i: NODES[i])
-
-
-def make_grid(spoil=None, steps=(4, 4, 4, 4, 4)):
-    dataset, parts = make_data()
-    return LocalGrid({NODES[i]: (make_app(i, dataset, parts, steps[i]), {}) for i in range(5)}, spoil)
 
 
 def items(form, name):

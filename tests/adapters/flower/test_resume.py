@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Storage
-from tests.adapters.flower.federation import NODES, initial_arrays, make_app, make_data, make_strategy, run
+from tests.adapters.flower.federation import NODES, initial_arrays, make_grid, make_strategy, run
 from tests.adapters.flower.local_grid import LocalGrid
 
 ROUNDS = 6
 ROOT = Path(__file__).parents[3]
-
-
-def make_grid():
-    dataset, parts = make_data()
-    return LocalGrid({NODES[i]: (make_app(i, dataset, parts), {}) for i in range(5)})
 
 
 def drop_out(grid):

@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 
 from fedcore import RoundPolicy
 from fedcore.adapters.flower import StreamingGrid
-from tests.adapters.flower.federation import NODES, make_app, make_data, run
+from tests.adapters.flower.federation import NODES, make_grid, run
 from tests.adapters.flower.local_grid import LocalGrid
 
 PHANTOMS = [7 * 2**32 + i for i in range(90)]
@@ -16,12 +16,8 @@ PHANTOMS = [7 * 2**32 + i for i in range(90)]
 
 def grid_of(phantoms):
     """Five nodes that answer, and the phantoms, which only report their sizes."""
-    dataset, parts = make_data()
-    grid = LocalGrid({node: (make_app(i, dataset, parts), {}) for i, node in enumerate(NODES)})
-    train = make_app(0, dataset, parts)
-    for node in phantoms:
-        grid.nodes[node] = (train, {})
-
+    grid = make_grid()
+    grid.nodes |= dict.fromkeys(phantoms, grid.nodes[NODES[0]])
     real = grid._reply
 
     def reply(message, node):

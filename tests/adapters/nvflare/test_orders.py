@@ -24,9 +24,9 @@ def received(algorithm, change=lambda terms: None):
     return seen[0]
 
 
-def train(model, options=None, size=6, kind=np.asarray):
+def train(model, options=None, size=6, kind=np.asarray, module=None):
     batches = [kind(np.arange(start, start + size)) for start in range(0, 6, size)]
-    return Trainer(torch.nn.Linear(2, 3), options).train(model, INPUTS, LABELS, batches)
+    return Trainer(module or torch.nn.Linear(2, 3), options).train(model, INPUTS, LABELS, batches)
 
 
 @pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions(clip=1.0)], ids=["momentum", "clip"])
@@ -50,6 +50,16 @@ def test_the_trainer_refuses_to_keep_rows(algorithm):
 def test_minibatches_may_be_tensors_or_lists(algorithm, kind):
     expected, found = train(received(algorithm)), train(received(algorithm), kind=kind)
     np.testing.assert_array_equal(found.params["weight"], expected.params["weight"])
+
+
+@pytest.mark.parametrize("algorithm", [SCAFFOLD(control="sent"), MBSTORM()], ids=str)
+def test_a_module_may_have_a_buffer_that_the_server_takes_for_a_parameter(algorithm, monkeypatch):
+    (module := torch.nn.Linear(2, 3)).register_buffer("shift", torch.zeros(1))
+    expected = train(received(algorithm))
+    monkeypatch.setitem(MODEL, "shift", np.float32([5]))
+    found = train(received(algorithm), module=module)
+    for name, tensor in expected.params.items():
+        np.testing.assert_allclose(found.params[name], tensor, rtol=1e-6)
 
 
 def test_the_full_gradient_is_of_all_examples():
