@@ -514,7 +514,7 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     with ExitStack() as opened:
         parts = [[opened.enter_context(store) for store in shard.open_all(readonly=True)] for shard in shards]
         stores = [store for part in parts for store in part]
-        held, folders = saved.readers_together(stores), [store.path for store in stores]
+        held, folders = saved.together(stores), [store.path for store in stores]
         last = [min(saved.transactions(store).last for store in part) for part in parts]
         rows = max(sum(map(len, part)) for part in parts)
         for shard, part in zip(shards, parts, strict=True):

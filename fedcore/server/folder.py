@@ -35,7 +35,7 @@ from fedcore.store.files.inventory import GROUPS, UPDATES
 from fedcore.store.inspect import state_of
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId, canonical
-from fedcore.validation import check_integer, describe_integers, is_integer, rejection_reason, short_repr
+from fedcore.validation import absolute, check_integer, describe_integers, is_integer, rejection_reason, short_repr
 
 # Validation of a folder before a server is loaded from it.
 
@@ -292,36 +292,58 @@ def common_transaction(held: Sequence[Transactions], folders: Sequence[object]) 
     return to
 
 
-def readers_together(stores: Sequence[ClientStore]) -> list[Transactions]:
-    """Return the transactions of the stores of one server, which are open for reading.
+READS, PAUSE = 50, 0.02
+"""How often the parts of a folder are read, and the seconds in between, before they count as different."""
 
-    They were opened one after another. If a server writes to them, they are refreshed until none is two transactions
-    ahead of another one, as at each moment of a server.
+
+def together(stores: Sequence[ClientStore]) -> list[Transactions]:
+    """Bring the stores of one server, open for reading, to one transaction if possible; return their transactions.
+
+    They were opened one after another, and a server may write to them. A store stays at its commit until it is
+    refreshed, so the stores behind the last one follow it. Those that a kill has left behind stay there.
+
+    Raises:
+        StoreError: a server writes faster than the stores can be read.
     """
-    for _ in range(100):
-        held = [transactions(store) for store in stores]
-        with suppress(CheckpointError):
-            common_transaction(held, stores)
+    until, newest = time.monotonic() + READS * PAUSE, set[int]()
+    while True:
+        held = list(map(transactions, stores))
+        newest.add(max(one.last for one in held))
+        behind = [store for store, one in zip(stores, held, strict=True) if one.last < max(newest)]
+        if not behind or (time.monotonic() > until and len(newest) < 3):
             return held
-        for store in stores:
+        if time.monotonic() > until:
+            raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+        for store in behind:
             store.refresh()
-        if held == [transactions(store) for store in stores]:  # no server writes
-            return held
-    raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+        time.sleep(PAUSE / 20)
+
+
+@contextmanager
+def opened_stores(path: Path) -> Iterator[list[ClientStore]]:
+    """Yield the store in a server's folder and those of its groups, open for reading and at one transaction.
+
+    Raises:
+        StoreError: the last change is incomplete.
+    """
+    with ExitStack() as opened:
+        stores = [opened.enter_context(ClientStore.open(path, readonly=True))]
+        stores += [opened.enter_context(open_part(folder, readonly=True)) for folder in group_folders(path)]
+        require_together(path, stores)
+        yield stores
+
+
+def require_together(path: Path, stores: Sequence[ClientStore]) -> None:
+    """Bring the stores of one server, open for reading, to one transaction; raise StoreError if it is incomplete."""
+    if len(stores) > 1 and len({one.last for one in together(stores)}) > 1:
+        raise StoreError(f"{path}: {_incomplete([store.state for store in stores])}")
 
 
 def agree(stores: Sequence[ClientStore]) -> None:
     """Roll back the stores of one server that are a transaction ahead of another one."""
-    held = [transactions(store) for store in stores]
-    if len({one.last for one in held}) > 1 and any(store.medium != "mmap" for store in stores):
-        raise StoreError(f"{stores[0].path}: the last round is incomplete; load the server in its folder first")
-    to = common_transaction(held, [store.path for store in stores])
+    to = common_transaction(list(map(transactions, stores)), [store.path for store in stores])
     for store in stores:
         go_back(store, to)
-
-
-# How often the parts of a folder are read, 20 ms apart, before they count as different.
-READS = 50
 
 
 def incomplete_change(servers: Sequence[Path]) -> str | None:
@@ -331,14 +353,23 @@ def incomplete_change(servers: Sequence[Path]) -> str | None:
     """
     folders = [folder for server in servers for folder in (server, *group_folders(server))]
     for _ in range(READS):
-        held: list[tuple[int, int]] = []
+        torn = None
         with suppress(FedcoreError), checkpoint_errors(folders[0]):  # of damage, which others report
-            held = [(count_of(of), int(of["round_number"])) for of in (state_of(one)["numbers"] for one in folders)]
-        if len(set(held)) < 2:
-            return None
-        time.sleep(0.02)
+            torn = _incomplete([*map(state_of, folders)])
+        if torn is None:
+            break
+        time.sleep(PAUSE)
+    return torn
+
+
+def _incomplete(states: Sequence[Any]) -> str | None:
+    """Return a line if some states of a server's parts are a change ahead of others."""
+    held = [(count_of(state["numbers"]), int(state["numbers"]["round_number"])) for state in states]
+    if len(set(held)) < 2:
+        return None
     ahead = f"the last change is incomplete: {sum(one > min(held) for one in held)} of {len(held)} parts have it"
-    return f"{ahead}; the server was killed or writes it now; Server.load goes back to the end of {min(held)[1]} rounds"
+    back = f'Server.load(storage=Storage(medium="mmap")) goes back to the end of {min(held)[1]} rounds'
+    return f"{ahead}; the server was killed or writes it now; {back}"
 
 
 # Verification of a folder: a server can be loaded from it, and its running total is the sum of its rows.
@@ -543,26 +574,19 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
     """
     with ExitStack() as opened:
         parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
-        parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
-        first, stores = parts[0][0], [rows for own in parts for rows in own]
-        for _ in range(2 * READS):
-            states = [rows.state for rows in stores]
-            if not isinstance(states[0], dict) or states[0].get("what") not in (SERVER, TOTALS):
+        parts = parts or [opened.enter_context(opened_stores(path))]
+        mains = [rows for rows, *_ in parts]
+        if not isinstance(mains[0].state, dict) or mains[0].state.get("what") not in (SERVER, TOTALS):
+            return []
+        if shards:
+            require_together(path, [rows for own in parts for rows in own])
+        with checkpoint_errors(path):
+            if not any(rows.documents() for rows in mains):
                 return []
-            groups = [] if shards else group_folders(path)
-            x: Any = read_model(path).x if groups else first.vector("x")
+            x: Any = _model_of(*parts[0]).x if len(parts[0]) > 1 and not shards else mains[0].vector("x")
             x = joined([one.x_in(own) for one, own in zip(shards, parts, strict=True)]) if shards else x
-            digest = digest_of_numbers(x) if x is not None and first.documents() else None
-            with checkpoint_errors(path):
-                own = [state["numbers"] for state in states] + [state_of(folder)["numbers"] for folder in groups]
-                mains = [rows.state["numbers"] for rows, *_ in parts]
-                is_one = len(set(map(count_of, own))) == 1 and all(numbers == mains[0] for numbers in mains)
-                if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
-                    return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
-            for rows in stores:
-                rows.refresh()
-    torn = incomplete_change([Path(one.folder) for one in shards] or [path])
-    raise StoreError(f"{path}: {torn or 'a server writes to it without a pause; try again'}")
+            digest = None if x is None else digest_of_numbers(x)
+            return list(checked(documents_in(mains[0], of_shard=bool(shards)), x=digest))
 
 
 # The model of a folder, which can be read while a server writes, without the rows.
@@ -608,17 +632,29 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
     ...     read_model(f"{folder}/state").tensors()
     {'w': array([1., 2.], dtype=float32)}
     """
-    with ClientStore.open(path, readonly=True) as store, checkpoint_errors(path):
-        state = server_state(path, store.state)
-        layout = Layout.from_state(state["settings"]["layout"])
-        if layout.groups:
-            return _read_groups(Path(path), state, layout)
-        counters = {piece.name: (f"counter/{piece.name}", piece.shape) for piece in layout.outside}
-        names = {"x", *(name for name, _ in counters.values())}
-        vectors: dict[str, Any] = {name: store.vector(name) for name in store.vector_names() if name in names}
-        _require_vectors(vectors, layout.n, layout.n_parameters)
-        found = {piece: copied(vectors[name]).reshape(shape) for piece, (name, shape) in counters.items()}
-        return SavedModel(layout, copied(vectors["x"]), found, int(state["numbers"]["round_number"]))
+    with opened_stores(absolute(path)) as stores, checkpoint_errors(path):
+        return _model_of(*stores)
+
+
+def _model_of(main: ClientStore, *groups: ClientStore) -> SavedModel:
+    """Return the model in the stores of a server's folder."""
+    path = main.path or "store"
+    state = server_state(path, main.state)
+    layout, round = Layout.from_state(state["settings"]["layout"]), int(state["numbers"]["round_number"])
+    require_groups(path, state, [group.state for group in groups])
+    if layout.groups:
+        models = dict(zip(layout.groups, map(_model_of, groups), strict=True))
+        if any(model.round_number != round for model in models.values()):
+            raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
+        found = {name: counter for model in models.values() for name, counter in model.counters.items()}
+        x = layout.join({name: model.x for name, model in models.items()}, np.empty(layout.n, np.float32))
+        return SavedModel(layout, x, found, round)
+    counters = {piece.name: (f"counter/{piece.name}", piece.shape) for piece in layout.outside}
+    names = {"x", *(name for name, _ in counters.values())}
+    vectors: dict[str, Any] = {name: main.vector(name) for name in main.vector_names() if name in names}
+    _require_vectors(vectors, layout.n, layout.n_parameters)
+    found = {piece: copied(vectors[name]).reshape(shape) for piece, (name, shape) in counters.items()}
+    return SavedModel(layout, copied(vectors["x"]), found, round)
 
 
 def group_folders(path: Path) -> list[Path]:
@@ -657,17 +693,6 @@ def open_part(path: Path, **options: Any) -> ClientStore:
     with closed_on_error(store):
         require_same(path, found, os.lstat(path))
     return store
-
-
-def _read_groups(path: Path, state: Mapping[str, Any], layout: Layout) -> SavedModel:
-    require_groups(path, state, map(state_of, group_folders(path)))
-    groups = dict(zip(layout.groups, map(read_model, group_folders(path)), strict=True))
-    if len(rounds := {group.round_number for group in groups.values()}) > 1:
-        torn = incomplete_change(group_folders(path))
-        raise StoreError(f"{path}: {torn or f'a server is committing rounds {sorted(rounds)}; read the model again'}")
-    counters = {name: counter for group in groups.values() for name, counter in group.counters.items()}
-    x = layout.join({name: group.x for name, group in groups.items()}, np.empty(layout.n, np.float32))
-    return SavedModel(layout, x, counters, rounds.pop())
 
 
 # The journal of a round: accepted updates are durable before the client gets an answer, and survive a crash.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import runtime as randomness
-from fedcore.arrays import I64
+from fedcore.arrays import CPU, I64
 from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
 from fedcore.files import closed_on_error
 from fedcore.kernels import Codes
@@ -143,14 +143,19 @@ class ClientStore(CommittedRows, randomness.Closing):
                 if medium == "mmap":
                     return content
             with closing(folder):
-                loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
-                content.copy_to(loaded)
-                loaded.documents = folder.index.documents()
-            return loaded
+                return content.in_memory(device)
 
+        return cls._of(undisturbed(place, read), durability, resident_rows)
+
+    @classmethod
+    def _of(cls, content: Content, durability: Durability = "round", resident_rows: int | None = None) -> Self:
         store = cls.__new__(cls)
-        CommittedRows.__init__(store, Session(undisturbed(place, read), durability, resident_rows))
+        CommittedRows.__init__(store, Session(content, durability, resident_rows))
         return store
+
+    def in_memory(self, device: str = CPU) -> Self:
+        """Return a copy of the commit that a reader shows, in host memory or on a device."""
+        return self._of(self._content.in_memory(device))
 
     @property
     def durability(self) -> Durability:
@@ -415,9 +420,7 @@ def create(
     ``parts`` writes further stores into the folder, before it is in its place.
     """
     with replacing(path, form, registry, existing=False) as folder:
-        store = ClientStore.__new__(ClientStore)
-        CommittedRows.__init__(store, Session(Content(form, registry, folder), "round", None))
-        with store:
+        with ClientStore._of(Content(form, registry, folder)) as store:
             store.commit(0, vectors, state)
         parts(folder.path)
 

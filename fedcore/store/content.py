@@ -483,6 +483,13 @@ class Content:
         entries = row_entries(numbers, list(other.rows.staged.values()), self.rows.round[numbers], seals)
         return other.adopt(entries, vectors)
 
+    def in_memory(self, device: str) -> "Content":
+        """Return a copy in the memory of a device."""
+        copy = Content(RowFormat(self.form.codec, self.form.n, device), self.registry, None)
+        self.copy_to(copy)
+        copy.documents = self.documents if self.folder is None else self.folder.index.documents()
+        return copy
+
     def adopt(self, entries: Entries, vectors: Mapping[str, Any]) -> Entries:
         """Make staged rows and vectors the content of this empty store; return the rows' entries."""
         self.rows.accept(entries, len(entries))

@@ -353,6 +353,8 @@ def test_a_folder_whose_last_change_is_incomplete(kind, tmp_path, monkeypatch):
     assert json.loads(store("info", whole, "--json").output)["incomplete"] is None
     if kind == "groups":
         assert "2 rounds" in store("export", torn, tmp_path / "x.npz").errors
+        with pytest.raises(errors.StoreError, match=f"^{torn}: .* 2 rounds"):
+            Server.load(torn, storage=Storage(medium="ram"))
     shutil.copytree(torn, tmp_path / "compacted")
     assert store("compact", tmp_path / "compacted").status == 0
     for folder in (torn, tmp_path / "compacted"):

@@ -16,7 +16,9 @@ from fedcore.cli.app import main
 from fedcore.errors import CheckpointError, DivergedError, StoreError
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
+from fedcore.store.content import Content
 from fedcore.testing import ServerContract
+from tests.cli.command import invoke
 from tests.kills import ended
 
 N, ROUNDS = 7, 5
@@ -594,6 +596,24 @@ def test_an_update_in_pieces_may_lack_groups():
     run_round(twin, [["image"]] * N, [1])
     assert state(server) == state(twin)
     assert "pool" in opened.report.rejected[0][1]
+
+
+def test_a_folder_is_read_while_a_server_writes(folder_in_memory, monkeypatch):
+    """The server has a further round after each store is opened, and after its rows are copied."""
+    folder, read, copy_to = folder_in_memory / "run", Content.read, Content.copy_to
+    with new_server("MIFA", storage=Storage(folder, journal=True, audit=True)) as server:
+
+        def then_a_round(done):
+            run_round(server, sets_of(THREE))
+            return done
+
+        monkeypatch.setattr(Content, "read", lambda folder: then_a_round(read(folder)))
+        monkeypatch.setattr(Content, "copy_to", lambda *of: then_a_round(copy_to(*of)))
+        for command in ("info", "verify", "verify --round", "audit", f"export {folder_in_memory}/x.npz"):
+            name, *more = command.split()
+            assert invoke("store", name, folder, *more).status == 0
+        copy = Server.load(folder, storage=Storage(medium="ram"))
+        assert copy.round_number == len(copy.audit_log()) < server.round_number
 
 
 def test_commands_read_the_folder(folder_in_memory, capsys):
