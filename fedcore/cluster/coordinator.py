@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -241,7 +242,14 @@ class Coordinator:
         self.is_inconsistent, self._is_calling = False, False
         self._failure: str | None = None
         self._unfinished: Exchange | None = None  # an aborted call that shards may not have ended yet
-        self.lock = RLock()
+        self._lock, self._process = RLock(), os.getpid()
+
+    @property
+    def lock(self) -> RLock:
+        """See the class; raise ClusterError in a forked process, which has no threads of shards."""
+        if self._process != os.getpid():
+            raise ClusterError(f"server: its shards run in the parent process {self._process}; call it there")
+        return self._lock
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -377,7 +385,9 @@ class Coordinator:
         return held
 
     def drop(self) -> None:
-        """End the shards."""
+        """End the shards; a forked process leaves them to its parent."""
+        if self._process != os.getpid():
+            return
         with self.lock:
             self._unfinished = None
             self.placement.drop()
