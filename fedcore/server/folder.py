@@ -25,7 +25,7 @@ from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules.private import Ledger
 from fedcore.rules.windows import WINDOW
-from fedcore.server.report import TOTALS, Document, checked, log_of
+from fedcore.server.report import TOTALS, Document, audit_errors, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
 from fedcore.server.update import IDS, Update, bytes_sent, digest_of_numbers, in_float32, read_counters
@@ -581,12 +581,18 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
         if shards:
             require_together(path, [rows for own in parts for rows in own])
         with checkpoint_errors(path):
-            if not any(rows.documents() for rows in mains):
-                return []
-            x: Any = _model_of(*parts[0]).x if len(parts[0]) > 1 and not shards else mains[0].vector("x")
-            x = joined([one.x_in(own) for one, own in zip(shards, parts, strict=True)]) if shards else x
+            x, logs = None, list[list[tuple[str, Document]]]()
+            if shards and mains[0].documents():
+                x = joined([one.x_in(own) for one, own in zip(shards, parts, strict=True)])
+            elif mains[0].documents():
+                x = _model_of(*parts[0]).x if len(parts[0]) > 1 else mains[0].vector("x")
             digest = None if x is None else digest_of_numbers(x)
-            return list(checked(documents_in(mains[0], of_shard=bool(shards)), x=digest))
+            for rows in mains:  # each shard has all documents
+                with audit_errors(rows.path):
+                    logs.append(list(checked(documents_in(rows, of_shard=bool(shards)), x=digest)))
+                    if logs[-1] != logs[0]:
+                        raise CorruptionError(f"audit: other documents than {mains[0].path} has")
+            return logs[0]
 
 
 # The model of a folder, which can be read while a server writes, without the rows.

@@ -255,7 +255,7 @@ def resumed_state(
 ) -> tuple[State, dict[str, Any]]:
     """Return the state of a saved server, or of a shard of one, and the saved settings.
 
-    ``where`` names them in errors. ``stores`` are at one transaction; with groups of tensors, the main one is the first.
+    ``where`` names them in errors. ``stores`` are at one transaction; with groups of tensors, the main one comes first.
     ``read`` returns what a store has saved, and its settings. For errors see ``checkpoint_errors``.
     """
     rows, saved, settings, (kind, reducers) = stores[0], *read(stores[0]), context

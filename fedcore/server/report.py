@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -524,6 +525,15 @@ def undo_document(undone: Sequence[str], kept: int) -> str:
     first, last = _parsed(undone[0]), _parsed(undone[-1])
     facts = {"what": UNDO, "round": first["round"], "kept": kept, "previous": digest_of_text(undone[-1])}
     return _text(facts | {"x_before": last["x_after"], "x_after": first["x_before"]})
+
+
+@contextmanager
+def audit_errors(where: object) -> Iterator[None]:
+    """Let the errors of an audit log name its store."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(f"{where}: {error}; load a backup") from error
 
 
 def log_of(documents: Sequence[tuple[int, str]], count: int, last: str | None) -> list[str]:

@@ -13,7 +13,7 @@ from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.server.aggregation import Counters, combined_square, exchange_whole
-from fedcore.server.report import Document, checked, log_of
+from fedcore.server.report import Document, audit_errors, checked, log_of
 from fedcore.server.state import SUMMED, State
 from fedcore.server.step import Sizes, Snapshot, checked_sizes
 from fedcore.server.update import IDS, CountedIds, as_sent, require_finite
@@ -396,8 +396,9 @@ class AuditLog(Query):
     """See ``Server.audit_log``."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
-        texts = log_of(state.documents(), now.documents, now.audited)
-        return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
+        with audit_errors(state.store.path or "store"):
+            texts = log_of(state.documents(), now.documents, now.audited)
+            return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
 
 
 class SentChecksums(Query):

@@ -16,7 +16,15 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
 from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
-from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
+from fedcore.errors import (
+    ArrayError,
+    CorruptionError,
+    FedcoreError,
+    RangeError,
+    RoundError,
+    ShapeError,
+    UnknownNameError,
+)
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
 from fedcore.options import (
@@ -460,8 +468,13 @@ class Server(Represented, Unpicklable):
             self._journal.erase()
 
     def verify(self) -> list[str]:
-        """Read every row and vector; return a line for each damaged one."""
-        return self._backend.verify()
+        """Read every row and vector; return a line for each damaged one, and for a damaged audit log."""
+        found: list[str] = self._backend.verify()
+        try:
+            self.audit_log()
+        except CorruptionError as error:
+            found.append(str(error))
+        return found
 
     def __enter__(self) -> Self:
         return self

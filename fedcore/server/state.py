@@ -49,6 +49,7 @@ from fedcore.server.report import (
     Diagnosis,
     Diagnostics,
     Document,
+    audit_errors,
     document_of,
     public_key,
     round_facts,
@@ -410,9 +411,11 @@ class State:
         """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
         by, count = None if key is None else public_key(key), self.snapshot.documents
         stored = self.documents(max(0, count - 1))
-        if undone := [text for number, text in stored if number >= count]:
-            undo_document(undone, count)  # raises now, not in the next round, if they are damaged
-        if stored and (signer := signer_of(stored[0][1])) not in (None, by):
+        with audit_errors(self.store.path or "store"):
+            if undone := [text for number, text in stored if number >= count]:
+                undo_document(undone, count)  # raises now, not in the next round, if they are damaged
+            signer = signer_of(stored[0][1]) if stored else None
+        if signer not in (None, by):
             raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
         self._audit_key = key
 

@@ -16,6 +16,7 @@ from fedcore.server.folder import read_audit
 from fedcore.server.report import checked, document_of, public_key
 from fedcore.server.update import digest_of_text
 from fedcore.store.files import disk as system_calls
+from tests.cli.command import invoke
 
 X0 = np.zeros(3, np.float32)
 
@@ -112,19 +113,22 @@ def test_a_round_that_was_not_committed_leaves_no_document(tmp_path, monkeypatch
     server.close()
 
 
+@pytest.mark.parametrize("folder", [".", "shard-1"])
 @pytest.mark.parametrize("change", ["content", "less", "last"])
-def test_a_changed_or_missing_document_is_detected(tmp_path, change):
-    path = tmp_path / "s"
-    with Server(X0, "FedAvg", 3, lr=0.1, storage=Storage(path=path, audit=True)) as server:
+def test_a_changed_or_missing_document_is_detected(tmp_path, change, folder):
+    path, x0, shards = tmp_path / "s", np.zeros(40_000, np.float32), None if folder == "." else 2
+    with Server(x0, "FedAvg", 3, lr=0.1, storage=Storage(path, audit=True), compute=Compute(shards=shards)) as server:
         for _ in range(3):
-            play(server)
-    with sqlite3.connect(path / "index.sqlite") as index:
+            server.round([Update(0, x0 + 1, 2, 30)])
+    with sqlite3.connect(path / folder / "index.sqlite") as index:
         if change == "content":
             index.execute("UPDATE documents SET content = replace(content, '30.0', '31.0') WHERE number = 1")
         else:
             index.execute("DELETE FROM documents WHERE number = ?", (0 if change == "less" else 2,))
     index.close()
-    with Server.load(path) as server, pytest.raises(CorruptionError, match="audit"):
+    assert invoke("store", "verify", path).status == 1
+    with Server.load(path) as server, pytest.raises(CorruptionError, match=f"^{path / folder}: audit.* backup"):
+        assert len(server.verify()) == 1
         server.audit_log()
 
 
@@ -146,7 +150,7 @@ def test_an_invalid_document_is_an_error(tmp_path, text):
         audited = digest_of_text(text)
         server._backend.store.documents = lambda first=0: [(0, text)]
         server._backend.snapshot = server._backend.snapshot._replace(audited=audited, documents=1)
-        with pytest.raises(CorruptionError, match=r"^audit\b"):
+        with pytest.raises(CorruptionError, match=r": audit\b"):
             server.audit_log()
 
 
@@ -203,7 +207,7 @@ def test_a_model_that_was_replaced_is_detected(tmp_path):
         play(server)
     with ClientStore.open(tmp_path / "s") as store:
         store.commit(1, {**{name: store.vector(name) for name in store.vector_names()}, "x": X0 + 5}, store.state)
-    with Server.load(tmp_path / "s") as server, pytest.raises(CorruptionError, match=r"^audit\b"):
+    with Server.load(tmp_path / "s") as server, pytest.raises(CorruptionError, match=r": audit\b"):
         server.audit_log()
 
 
@@ -300,7 +304,10 @@ def test_one_log_has_the_partial_updates_of_all_groups(tmp_path, capsys):
     with ClientStore.open(path / "groups" / "0") as store:
         named = {name: store.vector(name) for name in store.vector_names()}
         store.commit(store.round, named | {"x": named["x"] + 1}, store.state)
-    with pytest.raises(CorruptionError, match=r"^audit\b"):
+    with pytest.raises(CorruptionError, match=r": audit\b"):
         read_audit(path)
-    with Server.load(path, storage=Storage(audit_key=KEY)) as server, pytest.raises(CorruptionError, match=r"^audit\b"):
+    with (
+        Server.load(path, storage=Storage(audit_key=KEY)) as server,
+        pytest.raises(CorruptionError, match=r": audit\b"),
+    ):
         server.audit_log()
