@@ -442,7 +442,8 @@ class Content:
         if self.folder is None:
             return []
         previous = self.previous if with_previous else None
-        found: list[str | None] = [f"{self.folder.index.path}: {line}" for line in self.folder.index.check()]
+        index, lock = self.folder.index, self.folder.lock_problem
+        found: list[str | None] = [lock, *(f"{index.path}: {line}" for line in index.check())]
         for number in np.flatnonzero(self.rows.slot).tolist():
             found.append(self.problem(number))
             self.rows.trusted[number] = found[-1] is None

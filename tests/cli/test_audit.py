@@ -71,7 +71,11 @@ def test_signatures(tmp_path):
     *before, last = log.read_text().splitlines()
     document = json.loads(last)
     signature = document.pop("signature")
-    for other in (signature.upper(), f"{signature[:2]} {signature[2:]}", signature):  # the third one is not in its place
+    for other in (
+        signature.upper(),
+        f"{signature[:2]} {signature[2:]}",
+        signature,
+    ):  # the third one is not in its place
         log.write_text("\n".join([*before, json.dumps(document | {"signature": other})]))
         assert check(log).status == 2
     log.write_text("\n".join([*before, last]))

@@ -19,7 +19,7 @@ from fedcore.store.files import disk, inventory
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, stored
 from fedcore.store.files.index import KEEPS_PREVIOUS, Index
 from fedcore.store.files.inventory import INDEX, LOCK, LOG, READERS, ROWS, VECTORS
-from fedcore.store.files.locks import ReaderPin, WriterLock, oldest_pin, pins
+from fedcore.store.files.locks import ReaderPin, WriterLock, lock_problem, oldest_pin, pins
 from fedcore.store.files.slot_file import Header, SlotFile, is_made_by, version_of
 from fedcore.store.registry import Registry
 from fedcore.store.slots import RowFormat
@@ -168,6 +168,11 @@ class Folder:
     def in_doubt(self) -> bool:
         """Whether a sync failed. The durable data are then unknown until the folder is opened again."""
         return self._sync_failed or self.index.in_doubt
+
+    @property
+    def lock_problem(self) -> str | None:
+        """See ``locks.lock_problem``."""
+        return lock_problem(self._at)
 
     def require_lock(self) -> None:
         """Raise a LockedError if another process may have taken the right to write."""
