@@ -192,6 +192,15 @@ def test_a_draft_that_is_deleted_before_it_is_locked_is_made_again(tmp_path, mon
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("act", [made, saved])
+def test_a_store_that_another_process_creates_meanwhile_stays(tmp_path, monkeypatch, act):
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", lambda *names: (patch.undo(), made(tmp_path / "run", 7), os.rename(*names)))
+        with pytest.raises(errors.LockedError):
+            act(tmp_path / "run")
+    assert (round_of(tmp_path / "run"), os.listdir(tmp_path)) == (7, ["run"])
+
+
 def test_saving_over_a_copy_with_other_files_is_rejected(tmp_path):
     made(tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("what I found")

@@ -508,7 +508,12 @@ def sweep(path: Path) -> None:
 def _put_in_place(place: Path, lock: WriterLock, path: Path, old: WriterLock | None) -> None:
     """Rename ``place`` to ``path``, and delete the old store."""
     if old is None:
-        disk.rename(place, path)
+        try:
+            disk.rename(place, path)
+        except OSError as error:
+            if not _is_store(path):
+                raise
+            raise LockedError(f"{path}: another process has created a store there meanwhile; open it") from error
         lock.mark(disposable=False)
         return
     old.mark(disposable=True)  # a process that is killed after the exchange leaves the old store under the draft's name
