@@ -654,5 +654,5 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         with pytest.raises((errors.CheckpointError, errors.StoreError), match=str(tmp_path / name)):
             of_folder(tmp_path / name)
     Totals(FORM, SITES, path=tmp_path / "t").close()
-    with pytest.raises(errors.CheckpointError):
+    with pytest.raises(errors.CheckpointError, match=r"Totals\(path="):
         Server.load(tmp_path / "t")

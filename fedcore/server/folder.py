@@ -63,7 +63,9 @@ def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None
     """Return a store's state; raise CheckpointError if it is not a server's, or, by ``shard``, not a shard's."""
     if not isinstance(state, dict) or state.get("what") != SERVER:
         hint = "; create the server in it with Server(...), or load it again later" if state is None else ""
-        raise CheckpointError(f"{path}: the folder has a ClientStore without a Server{hint}")
+        is_totals = isinstance(state, dict) and state.get("what") == TOTALS
+        found = "Totals, not a Server; open it with Totals(path=)" if is_totals else "a ClientStore without a Server"
+        raise CheckpointError(f"{path}: the folder has {found}{hint}")
     if shard is not None and shard != ("place" in state):
         found = "a whole server, not a shard" if shard else "a shard; load the folder that has cluster.json"
         raise CheckpointError(f"{path}: the folder has {found}")
