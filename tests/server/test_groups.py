@@ -519,7 +519,7 @@ def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, mo
         run_round(server, sets)
     assert server.x.tobytes() == before[0]
     assert server.round_number == 1
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="Server.load"):
         run_round(server, sets)
     with Server.load(folder_in_memory / "run") as server:
         assert state(server) == before
