@@ -39,8 +39,7 @@ HELP = """
 """
 
 
-SKEW = 60
-"""Seconds by which a commit may be later than the clock, which was perhaps set."""
+SKEW = 60  # seconds by which a commit may be later than the clock
 HELP_OF_AUDIT = """
     Check the audit log of a server or of totals, without its folder.
 

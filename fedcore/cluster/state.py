@@ -31,7 +31,7 @@ from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.groups import read_tensors, sent_groups, vector_of
 from fedcore.server.opening import Asked, require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
-from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, VectorQuery
+from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Shared, VectorQuery
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
 from fedcore.server.step import Population, PreparedStep, Snapshot
 from fedcore.server.update import Kind, SentSlices, SlicedVector, Slices, Update, as_vector, read_vector
@@ -383,7 +383,7 @@ class ShardedState(State):
 
     # Changes and queries between rounds.
 
-    def read(self, query: Query) -> Any:
+    def read(self, query: Any) -> Any:
         """See ``State``; the shards' answers are joined."""
         answers = self.coordinator.call("read", query)
         return self.coordinator.joined(answers) if isinstance(query, VectorQuery) else query.joined(answers)

@@ -294,8 +294,8 @@ def common_transaction(held: Sequence[Transactions], folders: Sequence[object]) 
     return to
 
 
+# How often the parts of a folder are read, and the seconds in between, before they count as different.
 READS, PAUSE = 50, 0.02
-"""How often the parts of a folder are read, and the seconds in between, before they count as different."""
 
 
 def together(stores: Sequence[ClientStore]) -> list[Transactions]:
@@ -312,13 +312,14 @@ def together(stores: Sequence[ClientStore]) -> list[Transactions]:
         held = list(map(transactions, stores))
         newest.add(max(one.last for one in held))
         behind = [store for store, one in zip(stores, held, strict=True) if one.last < max(newest)]
-        if not behind or (time.monotonic() > until and len(newest) < 3):
-            return held
-        if time.monotonic() > until:
-            raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+        if not behind or time.monotonic() > until:
+            break
         for store in behind:
             store.refresh()
         time.sleep(PAUSE / 20)
+    if behind and len(newest) > 2:
+        raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+    return held
 
 
 @contextmanager
@@ -331,14 +332,15 @@ def opened_stores(path: Path) -> Iterator[list[ClientStore]]:
     with ExitStack() as opened:
         stores = [opened.enter_context(ClientStore.open(path, readonly=True))]
         stores += [opened.enter_context(open_part(folder, readonly=True)) for folder in group_folders(path)]
-        require_together(path, stores)
+        require_together(path, [stores])
         yield stores
 
 
-def require_together(path: Path, stores: Sequence[ClientStore]) -> None:
-    """Bring the stores of one server, open for reading, to one transaction; raise StoreError if it is incomplete."""
+def require_together(path: Path, parts: Sequence[Sequence[ClientStore]]) -> None:
+    """Bring the stores of a server, or of its shards, to one transaction; raise StoreError if it is incomplete."""
+    stores = [store for own in parts for store in own]
     if len(stores) > 1 and len({one.last for one in together(stores)}) > 1:
-        raise StoreError(f"{path}: {_incomplete([store.state for store in stores])}")
+        raise StoreError(f"{path}: {incomplete_change([Path(own[0].path or '') for own in parts])}")
 
 
 def agree(stores: Sequence[ClientStore]) -> None:
@@ -355,20 +357,12 @@ def incomplete_change(servers: Sequence[Path]) -> str | None:
     """
     folders = [folder for server in servers for folder in (server, *group_folders(server))]
     for _ in range(READS):
-        torn = None
+        held: list[tuple[int, int]] = []
         with suppress(FedcoreError), checkpoint_errors(folders[0]):  # of damage, which others report
-            torn = _incomplete([*map(state_of, folders)])
-        if torn is None:
-            break
+            held = [(count_of(of), int(of["round_number"])) for of in (state_of(one)["numbers"] for one in folders)]
+        if len(set(held)) < 2:
+            return None
         time.sleep(PAUSE)
-    return torn
-
-
-def _incomplete(states: Sequence[Any]) -> str | None:
-    """Return a line if some states of a server's parts are a change ahead of others."""
-    held = [(count_of(state["numbers"]), int(state["numbers"]["round_number"])) for state in states]
-    if len(set(held)) < 2:
-        return None
     ahead = f"the last change is incomplete: {sum(one > min(held) for one in held)} of {len(held)} parts have it"
     back = f'Server.load(storage=Storage(medium="mmap")) goes back to the end of {min(held)[1]} rounds'
     return f"{ahead}; the server was killed or writes it now; {back}"
@@ -541,9 +535,7 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
     described = rows.state["settings"]["algorithm"]
     total, high, low = (rows.vector(name) for name in ("total", "total/high", "total/low"))
     exact = None if high is None or low is None else ExactSum(high, low)
-    if exact is not None:
-        total = kernels.read_exact(exact)
-    if described["name"] not in REGISTRY.own or total is None:
+    if described["name"] not in REGISTRY.own or (total is None and exact is None):
         return []
     algorithm = REGISTRY[described["name"]](**described["options"])
     if not algorithm.total_sums_rows:
@@ -552,10 +544,8 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
     if algorithm.keeps_history:
         named = {int(name.removeprefix("v/")): name for name in rows.vector_names() if name.startswith("v/")}
         directions = {t: v for t, name in named.items() if (v := rows.vector(name)) is not None}
-    problems = total_problems(rows, total, directions)
-    if exact is not None and not problems:
-        problems = exact_total_problems(rows, exact, directions)
-    return [f"{rows.path}: {line}" for line in problems]
+    compare: Any = total_problems if exact is None else exact_total_problems
+    return [f"{rows.path}: {line}" for line in compare(rows, exact or total, directions)]
 
 
 def documents_in(rows: ClientStore, *, of_shard: bool = False) -> list[str]:
@@ -581,7 +571,7 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
         if not isinstance(mains[0].state, dict) or mains[0].state.get("what") not in (SERVER, TOTALS):
             return []
         if shards:
-            require_together(path, [rows for own in parts for rows in own])
+            require_together(path, parts)
         with checkpoint_errors(path):
             x, logs = None, list[list[tuple[str, Document]]]()
             if shards and mains[0].documents():
@@ -646,14 +636,11 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
 
 def _model_of(main: ClientStore, *groups: ClientStore) -> SavedModel:
     """Return the model in the stores of a server's folder."""
-    path = main.path or "store"
-    state = server_state(path, main.state)
+    state = server_state(main.path or "store", main.state)
     layout, round = Layout.from_state(state["settings"]["layout"]), int(state["numbers"]["round_number"])
-    require_groups(path, state, [group.state for group in groups])
+    require_groups(main.path, state, [group.state for group in groups])
     if layout.groups:
         models = dict(zip(layout.groups, map(_model_of, groups), strict=True))
-        if any(model.round_number != round for model in models.values()):
-            raise CheckpointError(f"{path}: the groups are at different rounds; load a backup")
         found = {name: counter for model in models.values() for name, counter in model.counters.items()}
         x = layout.join({name: model.x for name, model in models.items()}, np.empty(layout.n, np.float32))
         return SavedModel(layout, x, found, round)
