@@ -471,13 +471,11 @@ def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, own: Mappin
             described[what] = {"name": "Constant", "options": {"value": next_rates.get(what) or 1.0}}
             next_rates[what] = None
     settings = Settings.from_state(described | {"next_rates": next_rates}, dict.fromkeys(DESCRIBED))
-    if not read:
-        vectors = {name: _unread(dtype, shape) for name, (dtype, shape) in rows.info().vectors.items()}
-        require_plausible(settings, state, vectors, rows)
-        return
-    vectors = {name: vector for name in rows.vector_names() if (vector := rows.vector(name)) is not None}
+    forms = rows.info().vectors
+    vectors: Any = {name: rows.vector(name) if read else _unread(*form) for name, form in forms.items()}
     require_plausible(settings, state, vectors, rows)
-    Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
+    if read:
+        Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
 
 
 def _unread(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -522,11 +520,9 @@ def folder_problems(rows: CommittedRows) -> list[str]:
     """
     if not _has_server(rows):
         return []
-    if problems := loading_problems(rows):
-        return problems
     try:
         with checkpoint_errors(rows.path or "store"):
-            return _sum_problems(rows)
+            return loading_problems(rows) or _sum_problems(rows)
     except CheckpointError as error:
         return [str(error)]
 
@@ -759,7 +755,6 @@ class Journal:
         if (is_first or len(self._store.registry)) and not self._readonly and not _head(self._store, round):
             with suppress(StoreError):  # they have no effect
                 self.retain(())
-                self.erase_private()
 
     def outdated(self, round: int) -> str | None:
         """Return why the updates of an interrupted round do not count, or None."""
@@ -824,18 +819,21 @@ class Journal:
     def retain(self, known: Collection[Any]) -> None:
         """Drop all other updates durably. ``known`` has the clients, or (order, client), of some of the updates.
 
+        If it is empty and the server is private, erase the bytes of all updates: they must not stay in unused space.
+
         Raises:
             StoreError: the disk is full, for example.
         """
         store = self._store
-        if len(store.registry) == len(known):
-            return
-        rows = [
-            row
-            for row in store.registry
-            if not known or ((entry := _entry(store, row)) not in known and entry[1] not in known)
-        ]
-        self._forget(rows, store.state if known else {})
+        if len(store.registry) != len(known):
+            rows = [
+                row
+                for row in store.registry
+                if not known or ((entry := _entry(store, row)) not in known and entry[1] not in known)
+            ]
+            self._forget(rows, store.state if known else {})
+        if self._is_private and not known:
+            self.erase()
 
     def drop(self, client: ClientId) -> bool:
         """Drop a client's updates and its place as a newcomer durably; return whether the journal had any."""
@@ -863,11 +861,6 @@ class Journal:
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""
         self._store.compact(erase=True)
-
-    def erase_private(self) -> None:
-        """Erase them if the server is private: its clients' updates must not stay in unused space."""
-        if self._is_private:
-            self.erase()
 
     def close(self) -> None:
         """Close the journal; its updates stay in the folder."""

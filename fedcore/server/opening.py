@@ -136,8 +136,7 @@ def saved_state(
             return saved, replace(own, device=settings.device)
 
         with checkpoint_errors(where):
-            if parts:
-                agree(stores)
+            agree(stores)
             state, saved_settings = resumed_state(where, stores, read)
         state.sign_by(storage.audit_key)
         failed.pop_all()
@@ -454,21 +453,16 @@ def _require_options(rows: ClientStore, storage: Storage) -> None:
             raise RangeError(f"{name}={option!r}: the ClientStore was opened with {actual!r}")
 
 
-def _opened(path: Path, storage: Storage, device: str | None, opens: Any) -> tuple[ClientStore, str | None]:
-    """Return the store of a folder, and the device if it is known already."""
-    medium, keep_previous = storage.medium, storage.keep_previous
+def _opened(path: Path, storage: Storage, device: str | None, opens: Any) -> tuple[ClientStore, str]:
+    """Return the store of a folder, and the device."""
     with checkpoint_errors(path):
-        if medium is None or (medium == "cuda" and device is None) or (medium == "mmap" and keep_previous is None):
-            saved = server_state(path, state_of(path))
-            device = device_of_state(saved) if device is None else device
-            if medium is None:
-                medium = "ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"]
-            if keep_previous is None and medium == "mmap":
-                keep_previous = saved.get("undoable") is True
-    on = {"cuda": "ram" if device == CPU else device}.get(medium or "", medium) or "mmap"
-    with checkpoint_errors(path):
-        kept, durability = bool(keep_previous) and on == "mmap", storage.durability or "round"
-        return opens(path, medium=on, durability=durability, keep_previous=kept), device
+        saved = server_state(path, state_of(path))
+        device = device_of_state(saved) if device is None else device
+        medium = storage.medium or ("ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"])
+        on = {"cuda": "ram" if device == CPU else device}.get(medium, medium)
+        kept = saved.get("undoable") is True if storage.keep_previous is None else storage.keep_previous
+        durability = storage.durability or "round"
+        return opens(path, medium=on, durability=durability, keep_previous=kept and on == "mmap"), device
 
 
 def device_of_state(state: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -136,16 +136,16 @@ class ClientStore(CommittedRows, randomness.Closing):
         require_folder(keep_previous, medium, readonly=readonly)
         place, readonly, durable = absolute(path), readonly or medium != "mmap", durability != "none"
 
-        def read() -> Content:
+        def read() -> Self:  # type: ignore[type-var]
             folder = Folder(place, readonly=readonly, durable=durable, keep_previous=keep_previous)
             with closed_on_error(folder):
-                content = Content.read(folder)
-                if medium == "mmap":
-                    return content
-            with closing(folder):
-                return content.in_memory(device)
+                store = cls._of(Content.read(folder), durability, resident_rows)
+            if medium == "mmap":
+                return store
+            with store:
+                return store.in_memory(device)
 
-        return cls._of(undisturbed(place, read), durability, resident_rows)
+        return undisturbed(place, read)
 
     @classmethod
     def _of(cls, content: Content, durability: Durability = "round", resident_rows: int | None = None) -> Self:
@@ -155,7 +155,10 @@ class ClientStore(CommittedRows, randomness.Closing):
 
     def in_memory(self, device: str = CPU) -> Self:
         """Return a copy of the commit that a reader shows, in host memory or on a device."""
-        return self._of(self._content.in_memory(device))
+        copy = Content(RowFormat(self.codec, self.n, device), self.registry, None)
+        self._content.copy_to(copy)
+        copy.documents = self.documents()
+        return self._of(copy, self.durability)
 
     @property
     def durability(self) -> Durability:

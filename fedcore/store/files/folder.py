@@ -169,10 +169,9 @@ class Folder:
         """Whether a sync failed. The durable data are then unknown until the folder is opened again."""
         return self._sync_failed or self.index.in_doubt
 
-    @property
-    def lock_problem(self) -> str | None:
-        """See ``locks.lock_problem``."""
-        return lock_problem(self._at)
+    def problems(self) -> list[str | None]:
+        """Return the faults of the lock file and of the index; None for none."""
+        return [lock_problem(self._at), *(f"{self.index.path}: {line}" for line in self.index.check())]
 
     def require_lock(self) -> None:
         """Raise a LockedError if another process may have taken the right to write."""
@@ -267,10 +266,9 @@ class Folder:
 def _hint(path: Path) -> str:
     """Return the end of an error text: a hint about the content of the path."""
     if not path.exists():
-        previous = sorted(path.parent.glob(f"{escape(path.name)}.previous-*"))
-        return (
-            f"; {previous[-1]} is an older copy of an interrupted save" if previous else "; the folder does not exist"
-        )
+        for previous in sorted(path.parent.glob(f"{escape(path.name)}.previous-*"), reverse=True):
+            return f"; {previous} is an older copy of an interrupted save"
+        return "; the folder does not exist"
     if path.is_dir():
         return f"; the folder has {sorted(entry.name for entry in path.iterdir())[:8]}"
     return "; the path is a file"

@@ -17,7 +17,6 @@ from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, is_note
 
 _NEWEST = 2**63 - 1
 _LENGTH = 96  # bytes of a lock file before the disposable mark
-NOT_A_LOCK = "not a lock file of a store, or damaged; delete it if no process uses the folder"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -137,8 +136,8 @@ class WriterLock(_LockedFile):
         path = self._path
         self._fd = folder.open(LOCK, os.O_RDONLY if shared and folder.found(LOCK) else os.O_RDWR | os.O_CREAT)
         content = self._content(self._fd)
-        if content and not content.startswith(b"process "):
-            raise StoreError(f"{path}: {NOT_A_LOCK}")
+        if problem := lock_problem(folder):
+            raise StoreError(problem)
         if not shared and os.fstat(self._fd).st_nlink > 1:
             raise StoreError(f"{path}: {HARD_LINKS}")
         try:
@@ -215,7 +214,8 @@ class ReaderPin(_LockedFile):
 def lock_problem(folder: OpenFolder) -> str | None:
     """Return a line if the lock file is damaged; the store could not be opened for writing."""
     with suppress(OSError), opened(LOCK, os.O_RDONLY | SAFE, folder.fd) as fd:
-        return None if os.pread(fd, 8, 0) in (b"", b"process ") else f"{folder.path / LOCK}: {NOT_A_LOCK}"
+        if os.pread(fd, 8, 0) not in (b"", b"process "):
+            return f"{folder.path / LOCK}: not a lock file of a store; delete it if no process uses the folder"
     return None
 
 
