@@ -177,8 +177,7 @@ class ShardSums:
 
     def squares_of(self, clients: Sequence[ClientId]) -> F64:
         """See ``GroupSums``."""
-        squares: F64 = self._coordinator.call("of_groups", "squares_of", clients)[0]
-        return squares
+        return np.asarray(self._coordinator.call("of_groups", "squares_of", clients)[0])
 
     def total(self, batch: UpdateBatch, rules: Chain, *_: Any, has_noise: bool) -> bool:
         """Return ``has_noise``; the shards compute the sums in their step. For errors see ``Sum``."""
