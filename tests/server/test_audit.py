@@ -17,6 +17,7 @@ from fedcore.server.report import checked, document_of, public_key
 from fedcore.server.update import digest_of_text
 from fedcore.store.files import disk as system_calls
 from tests.cli.command import invoke
+from tests.store.kit import full
 
 X0 = np.zeros(3, np.float32)
 
@@ -98,13 +99,11 @@ def test_a_round_that_was_not_committed_leaves_no_document(tmp_path, monkeypatch
     play(server)
     whole = server.audit_log()
 
-    def full(*_):
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
+    def fail(*_):
+        raise full("commit")
 
     with monkeypatch.context() as patch:
-        patch.setattr(system_calls, "commit", full)
+        patch.setattr(system_calls, "commit", fail)
         with pytest.raises(Exception, match="full"):
             play(server)
     assert server.audit_log() == whole
@@ -143,10 +142,8 @@ def test_documents_survive_copies_in_memory(tmp_path):
 
 @pytest.mark.parametrize("text", ["[", "[]", "7", "{}", "[" * 10**5, "9" * 5000])
 def test_an_invalid_document_is_an_error(tmp_path, text):
-    with Server(
-        np.zeros(4, np.float32), "MIFA", 2, lr=0.1, storage=Storage(audit=True, path=tmp_path / "run")
-    ) as server:
-        server.round([Update(0, np.ones(4, np.float32), 1)])
+    with Server(X0, "MIFA", 2, lr=0.1, storage=Storage(tmp_path / "run", audit=True)) as server:
+        server.round([Update(0, X0 + 1, 1)])
         audited = digest_of_text(text)
         server._backend.store.documents = lambda first=0: [(0, text)]
         server._backend.snapshot = server._backend.snapshot._replace(audited=audited, documents=1)

@@ -19,7 +19,7 @@ from fedcore.store import ClientStore
 from fedcore.store.content import Content
 from fedcore.testing import ServerContract
 from tests.cli.command import invoke
-from tests.kills import ended
+from tests.kills import killed
 
 N, ROUNDS = 7, 5
 PARTIAL = {"text": "text.*", "image": ("image.*", "pool")}
@@ -469,8 +469,6 @@ def test_a_step_that_diverges_in_one_group_changes_none():
 
 def killed_at(commit, folder, sets):
     """Run a round in a child that is killed before its n-th commit; return whether it was killed."""
-    if child := os.fork():
-        return os.WIFSIGNALED(ended(child))
     original, due = ClientStore.commit, iter(range(1, 100))
 
     def commits(self, *arguments, **options):
@@ -478,14 +476,12 @@ def killed_at(commit, folder, sets):
             os.kill(os.getpid(), signal.SIGKILL)
         original(self, *arguments, **options)
 
-    try:
-        server = Server.load(folder)
-        ClientStore.commit = commits
-        run_round(server, sets)
-        server.close()
-        os._exit(0)
-    finally:
-        os._exit(1)
+    def act():
+        with Server.load(folder) as server:
+            ClientStore.commit = commits
+            run_round(server, sets)
+
+    return killed(act)
 
 
 def test_killed_at_each_commit(folder_in_memory):
@@ -519,7 +515,7 @@ def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, mo
         run_round(server, sets)
     assert server.x.tobytes() == before[0]
     assert server.round_number == 1
-    with pytest.raises(StoreError, match="Server.load"):
+    with pytest.raises(StoreError, match=r"Server\.load"):
         run_round(server, sets)
     with Server.load(folder_in_memory / "run") as server:
         assert state(server) == before

@@ -21,6 +21,7 @@ from fedcore.store.files import disk
 from fedcore.store.files import folder as store_folder
 from fedcore.store.files.inventory import draft_of
 from fedcore.store.files.locks import WriterLock
+from tests.kills import killed
 from tests.store.kit import content, write
 
 N = 40
@@ -493,14 +494,11 @@ def test_a_changed_working_directory_changes_nothing(here):
         one.checkpoint()
     reader.refresh()
     assert reader.round == 1
-    if not (child := os.fork()):
-        status = 1
-        try:
-            assert reader.read("new")[0] == pytest.approx(-10)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def act():
+        assert reader.read("new")[0] == pytest.approx(-10)
+
+    assert not killed(act)
     server.compact()
     server.save("copy")
     many.save("copies")
