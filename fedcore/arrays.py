@@ -764,9 +764,9 @@ def read_only(vector: Any) -> Any:
     return view
 
 
-def view_of(vector: Any) -> Any:
+def view_of(vector: R) -> R:
     """Return a view of a whole vector, writable if the vector is."""
-    return vector.view() if isinstance(vector, np.ndarray) else vector[:]
+    return vector.view() if isinstance(vector, np.ndarray) else vector[:]  # type: ignore[index]
 
 
 def to_host(array: Any) -> Vector:

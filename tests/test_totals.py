@@ -28,6 +28,7 @@ from fedcore.store.files import disk
 from fedcore.totals import LARGEST, LARGEST_COUNT, TotalsForm
 from tests.cli.command import invoke, output_of
 from tests.kills import calls_of, die_at, killed
+from tests.store.kit import full
 
 SITES = [f"site-{i}" for i in range(10)]
 FORM = {"count": 0, "sum": np.zeros(3), "histogram": np.zeros((2, 4), np.int64)}
@@ -577,7 +578,7 @@ def test_a_full_disk_leaves_the_round_open(tmp_path, monkeypatch):
         open_round = totals.open_round()
         open_round.add("site-1", GOOD)
         with monkeypatch.context() as patch:
-            patch.setattr(disk, "commit", full)
+            patch.setattr(disk, "commit", fail)
             with pytest.raises(errors.StoreError, match="full"):
                 open_round.finish()
         assert (totals.round_number, totals.privacy.rounds, totals.audit_log(), open_round.is_open) == (0, 0, [], True)
@@ -585,10 +586,8 @@ def test_a_full_disk_leaves_the_round_open(tmp_path, monkeypatch):
         assert len(totals.audit_log()) == totals.round_number == 1
 
 
-def full(*_):
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    raise error
+def fail(*_):
+    raise full("commit")
 
 
 TAMPERED = {
@@ -654,5 +653,5 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         with pytest.raises((errors.CheckpointError, errors.StoreError), match=str(tmp_path / name)):
             of_folder(tmp_path / name)
     Totals(FORM, SITES, path=tmp_path / "t").close()
-    with pytest.raises(errors.CheckpointError):
+    with pytest.raises(errors.CheckpointError, match=r"Totals\(path="):
         Server.load(tmp_path / "t")

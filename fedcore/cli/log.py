@@ -45,9 +45,8 @@ class Loggers:
 
     def show(self, event: Event) -> None:
         """Pass an event to the loggers."""
-        if event.round is None:
-            return
-        if event.round.round < self._before.get(event.job.folder / RECORDS / event.trial.file_name, 0):
+        before = self._before.get(event.job.folder / RECORDS / event.trial.file_name, 0)
+        if event.round is None or event.round.round < before:
             return
         for kind, logger in list(self._loggers.items()):
             try:
@@ -65,8 +64,7 @@ class Loggers:
                 logger.close()
             except Exception as failed:
                 self._drop(name, failed)
-                continue
-            if name in self._logged:
+            if name in self._logged.intersection(self._loggers):
                 terminal.print_plain(self._console, [f"logged to {name}: {self._hints[name]}"])
 
     def _make(self, kind: str, where: str) -> tuple[Callback, str]:

@@ -39,6 +39,7 @@ HELP = """
 """
 
 
+SKEW = 60  # seconds by which a commit may be later than the clock
 HELP_OF_AUDIT = """
     Check the audit log of a server or of totals, without its folder.
 
@@ -129,7 +130,8 @@ def info(options: Options) -> None:
     """Show clients, rows, vectors, the last round and the disk space of a store.
 
     The command only reads, and can run while a server writes to the store. With --max-age,
-    it is a probe of whether rounds finish: it exits with status 1 if the last commit is older.
+    it is a probe of whether rounds finish: it exits with status 1 if the last commit is older,
+    or later than the clock.
     """
     if (at := manifest_at(options.path)) is not None:
         _cluster_info(*at, options)
@@ -171,8 +173,9 @@ def _print_info(pairs: list[tuple[str, Any]], facts: dict[str, Any], options: Op
         pairs += [(name, value) for name, value in shown.items() if value]
         pairs += [("cannot be loaded", problem) for problem in facts["problems"]]
         terminal.print_pairs([*pairs, *(("to load it", hint) for hint in facts.get("to_load", ()))])
-    if options.max_age is not None and age > options.max_age:
-        print(f"--max-age {options.max_age}: the last commit is {age:,.0f} s old", file=sys.stderr)
+    if options.max_age is not None and not -SKEW < age <= options.max_age:
+        when = f"{age:,.0f} s old" if age > 0 else f"{-age:,.0f} s after the present time; set this machine's clock"
+        print(f"--max-age {options.max_age}: the last commit is {when}", file=sys.stderr)
         sys.exit(terminal.FAILED)
 
 
@@ -491,7 +494,7 @@ def reshard(options: Options) -> None:
 def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
     layout, facts, state = manifest.layout, [], None
     shards = manifest.shards(file.parent, options.folders)
-    age = max(_age(Path(shard.folder or "")) for shard in shards)
+    age = max((_age(Path(shard.folder or "")) for shard in shards), key=lambda age: (age <= -SKEW, age))
     pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
     for shard, span in zip(shards, manifest.ranges, strict=True):
         with ExitStack() as opened:
@@ -514,7 +517,7 @@ def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
     with ExitStack() as opened:
         parts = [[opened.enter_context(store) for store in shard.open_all(readonly=True)] for shard in shards]
         stores = [store for part in parts for store in part]
-        held, folders = saved.readers_together(stores), [store.path for store in stores]
+        held, folders = saved.together(stores), [store.path for store in stores]
         last = [min(saved.transactions(store).last for store in part) for part in parts]
         rows = max(sum(map(len, part)) for part in parts)
         for shard, part in zip(shards, parts, strict=True):

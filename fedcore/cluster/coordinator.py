@@ -2,9 +2,10 @@
 
 import logging
 import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from operator import itemgetter
 from threading import RLock
@@ -241,7 +242,14 @@ class Coordinator:
         self.is_inconsistent, self._is_calling = False, False
         self._failure: str | None = None
         self._unfinished: Exchange | None = None  # an aborted call that shards may not have ended yet
-        self.lock = RLock()
+        self._lock, self._process = RLock(), os.getpid()
+
+    @property
+    def lock(self) -> RLock:
+        """See the class; raise ClusterError in a forked process, which has no threads of shards."""
+        if self._process != os.getpid():
+            raise ClusterError(f"server: its shards run in the parent process {self._process}; call it there")
+        return self._lock
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -301,12 +309,8 @@ class Coordinator:
                 return list(fetched)
             self._require_no_call()
             try:
-                with uninterrupted() as signals:
-                    self._is_calling = True
-                    try:
-                        return Exchange(self.placement, len(fetched), "fetch", signals).read(fetched)
-                    finally:
-                        self._is_calling = False
+                with self._calling() as signals:
+                    return Exchange(self.placement, len(fetched), "fetch", signals).read(fetched)
             except CallAbortedError as aborted:
                 if opening != self.openings:
                     raise ClusterError("broadcast: its vectors were lost with a shard; make a new broadcast") from None
@@ -377,7 +381,9 @@ class Coordinator:
         return held
 
     def drop(self) -> None:
-        """End the shards."""
+        """End the shards; a forked process leaves them to its parent."""
+        if self._process != os.getpid():
+            return
         with self.lock:
             self._unfinished = None
             self.placement.drop()
@@ -397,24 +403,31 @@ class Coordinator:
                 "server: a signal handler called the server during another call; wait until that call has returned"
             )
 
+    @contextmanager
+    def _calling(self) -> Iterator[uninterrupted]:
+        """Let signal handlers wait, and reject their calls."""
+        with uninterrupted() as signals:
+            self._is_calling = True
+            try:
+                yield signals
+            finally:
+                self._is_calling = False
+
     def _call(
         self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None, after: ShardState | None = None
     ) -> list[Any]:
         """Call all shards; ``after`` is their state once they have returned."""
         arguments = [(*shared, *own) for own in (each or [()] * len(self))]
         try:
-            with uninterrupted() as signals:
+            with self._calling() as signals:
                 exchange = Exchange(self.placement, len(self), name, signals)
                 exchange.answers = {**ANSWERS, "digests": self._digests}
                 try:
-                    self._is_calling = True
                     with span("gather"):
                         results = exchange.call(arguments)
                     self.state = after or self.state
                 except BaseException as error:
                     raise self._abort(exchange, signals, error) from None
-                finally:
-                    self._is_calling = False
                 if exchange.interrupts:
                     raise exchange.interrupts[0]
         except CallAbortedError:
@@ -455,12 +468,8 @@ class Coordinator:
 
     def _finish(self, unfinished: Exchange) -> None:
         """Wait until all shards have ended an aborted call."""
-        with uninterrupted() as signals:
-            self._is_calling = True
-            try:
-                unfinished.abandon(signals, math.inf)
-            finally:
-                self._is_calling = False
+        with self._calling() as signals:
+            unfinished.abandon(signals, math.inf)
             if not self.placement.waiting:
                 self._unfinished, self.is_inconsistent = None, False
                 if unfinished.lost:

@@ -24,12 +24,11 @@ from fedcore.server.folder import (
     agree,
     checkpoint_errors,
     documents_in,
-    group_folders,
     journal_of,
     open_part,
+    opened_stores,
     require_groups,
     server_state,
-    transactions,
 )
 from fedcore.server.step import OF_MODEL
 from fedcore.server.update import digest_of_text
@@ -247,16 +246,13 @@ def _of_stores(
 
 def _open_server(folder: Path, opened: ExitStack) -> _Shards:
     """Open the folder of an unsharded server at its last finished round."""
-    stores = [opened.enter_context(ClientStore.open(folder, readonly=True))]
+    stores = opened.enter_context(opened_stores(folder))
     with checkpoint_errors(folder):
         settings = server_state(folder, stores[0].state)["settings"]
         layout, known = Layout.from_state(settings["layout"]), _known(settings)
     own = ["Mean(weights)"] if settings.get("own_weights") else []
     require_compatible(known, Storage(medium="mmap"), Compute(shards=2), *own)
-    stores += [opened.enter_context(open_part(path, readonly=True)) for path in group_folders(folder)]
     with checkpoint_errors(folder):
-        if len({transactions(rows) for rows in stores}) > 1:
-            raise StoreError(f"{folder}: the last change is incomplete; load the server once to roll it back")
         require_groups(folder, stores[0].state, [rows.state for rows in stores[1:]])
         documents = documents_in(stores[0])
         whole = Range(0, layout.n, layout.n_parameters)

@@ -286,7 +286,7 @@ class Shard:
 
         with checkpoint_errors(folder):
             context = self._context(read(self._stores[0])[1].layout)
-            self._state, saved = resumed_state(self._stores, read, context)
+            self._state, saved = resumed_state(folder, self._stores, read, context)
         self._state.sign_by(given.get("audit_key"))
         return {**saved, "codec": self._stores[-1].codec}
 

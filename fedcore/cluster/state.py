@@ -31,7 +31,7 @@ from fedcore.server.folder import JOURNAL, Journal
 from fedcore.server.groups import read_tensors, sent_groups, vector_of
 from fedcore.server.opening import Asked, require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
-from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Query, Shared, VectorQuery
+from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Shared, VectorQuery
 from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
 from fedcore.server.step import Population, PreparedStep, Snapshot
 from fedcore.server.update import Kind, SentSlices, SlicedVector, Slices, Update, as_vector, read_vector
@@ -177,8 +177,7 @@ class ShardSums:
 
     def squares_of(self, clients: Sequence[ClientId]) -> F64:
         """See ``GroupSums``."""
-        squares: F64 = self._coordinator.call("of_groups", "squares_of", clients)[0]
-        return squares
+        return np.asarray(self._coordinator.call("of_groups", "squares_of", clients)[0])
 
     def total(self, batch: UpdateBatch, rules: Chain, *_: Any, has_noise: bool) -> bool:
         """Return ``has_noise``; the shards compute the sums in their step. For errors see ``Sum``."""
@@ -383,7 +382,7 @@ class ShardedState(State):
 
     # Changes and queries between rounds.
 
-    def read(self, query: Query) -> Any:
+    def read(self, query: Any) -> Any:
         """See ``State``; the shards' answers are joined."""
         answers = self.coordinator.call("read", query)
         return self.coordinator.joined(answers) if isinstance(query, VectorQuery) else query.joined(answers)

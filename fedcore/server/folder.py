@@ -25,7 +25,7 @@ from fedcore.model import Layout
 from fedcore.options import BY_MODULE, DESCRIBED, LARGEST, RATES, Settings, revive
 from fedcore.rules.private import Ledger
 from fedcore.rules.windows import WINDOW
-from fedcore.server.report import TOTALS, Document, checked, log_of
+from fedcore.server.report import TOTALS, Document, audit_errors, checked, log_of
 from fedcore.server.state import NewClients
 from fedcore.server.step import Snapshot, count_of, documents_of
 from fedcore.server.update import IDS, Update, bytes_sent, digest_of_numbers, in_float32, read_counters
@@ -35,7 +35,7 @@ from fedcore.store.files.inventory import GROUPS, UPDATES
 from fedcore.store.inspect import state_of
 from fedcore.store.reader import CommittedRows
 from fedcore.store.registry import ClientId, canonical
-from fedcore.validation import check_integer, describe_integers, is_integer, rejection_reason, short_repr
+from fedcore.validation import absolute, check_integer, describe_integers, is_integer, rejection_reason, short_repr
 
 # Validation of a folder before a server is loaded from it.
 
@@ -63,7 +63,9 @@ def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None
     """Return a store's state; raise CheckpointError if it is not a server's, or, by ``shard``, not a shard's."""
     if not isinstance(state, dict) or state.get("what") != SERVER:
         hint = "; create the server in it with Server(...), or load it again later" if state is None else ""
-        raise CheckpointError(f"{path}: the folder has a ClientStore without a Server{hint}")
+        is_totals = isinstance(state, dict) and state.get("what") == TOTALS
+        found = "Totals, not a Server; open it with Totals(path=)" if is_totals else "a ClientStore without a Server"
+        raise CheckpointError(f"{path}: the folder has {found}{hint}")
     if shard is not None and shard != ("place" in state):
         found = "a whole server, not a shard" if shard else "a shard; load the folder that has cluster.json"
         raise CheckpointError(f"{path}: the folder has {found}")
@@ -292,36 +294,60 @@ def common_transaction(held: Sequence[Transactions], folders: Sequence[object]) 
     return to
 
 
-def readers_together(stores: Sequence[ClientStore]) -> list[Transactions]:
-    """Return the transactions of the stores of one server, which are open for reading.
+# How often the parts of a folder are read, and the seconds in between, before they count as different.
+READS, PAUSE = 50, 0.02
 
-    They were opened one after another. If a server writes to them, they are refreshed until none is two transactions
-    ahead of another one, as at each moment of a server.
+
+def together(stores: Sequence[ClientStore]) -> list[Transactions]:
+    """Bring the stores of one server, open for reading, to one transaction if possible; return their transactions.
+
+    They were opened one after another, and a server may write to them. A store stays at its commit until it is
+    refreshed, so the stores behind the last one follow it. Those that a kill has left behind stay there.
+
+    Raises:
+        StoreError: a server writes faster than the stores can be read.
     """
-    for _ in range(100):
-        held = [transactions(store) for store in stores]
-        with suppress(CheckpointError):
-            common_transaction(held, stores)
-            return held
-        for store in stores:
+    until, newest = time.monotonic() + READS * PAUSE, set[int]()
+    while True:
+        held = list(map(transactions, stores))
+        newest.add(max(one.last for one in held))
+        behind = [store for store, one in zip(stores, held, strict=True) if one.last < max(newest)]
+        if not behind or time.monotonic() > until:
+            break
+        for store in behind:
             store.refresh()
-        if held == [transactions(store) for store in stores]:  # no server writes
-            return held
-    raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+        time.sleep(PAUSE / 20)
+    if behind and len(newest) > 2:
+        raise StoreError(f"{stores[0].path}: a server writes to it without a pause; try again")
+    return held
+
+
+@contextmanager
+def opened_stores(path: Path) -> Iterator[list[ClientStore]]:
+    """Yield the store in a server's folder and those of its groups, open for reading and at one transaction.
+
+    Raises:
+        StoreError: the last change is incomplete.
+    """
+    with ExitStack() as opened:
+        stores = [opened.enter_context(ClientStore.open(path, readonly=True))]
+        stores += [opened.enter_context(open_part(folder, readonly=True)) for folder in group_folders(path)]
+        require_together(path, [stores])
+        yield stores
+
+
+def require_together(path: Path, parts: Sequence[Sequence[ClientStore]]) -> None:
+    """Bring the stores of a server, or of its shards, to one transaction; raise StoreError if it is incomplete."""
+    stores = [store for own in parts for store in own]
+    if len(stores) > 1 and len({one.last for one in together(stores)}) > 1:
+        raise StoreError(f"{path}: {incomplete_change([Path(own[0].path or '') for own in parts])}")
 
 
 def agree(stores: Sequence[ClientStore]) -> None:
     """Roll back the stores of one server that are a transaction ahead of another one."""
-    held = [transactions(store) for store in stores]
-    if len({one.last for one in held}) > 1 and any(store.medium != "mmap" for store in stores):
-        raise StoreError(f"{stores[0].path}: the last round is incomplete; load the server in its folder first")
-    to = common_transaction(held, [store.path for store in stores])
+    to = common_transaction(list(map(transactions, stores)), [store.path for store in stores])
     for store in stores:
         go_back(store, to)
-
-
-# How often the parts of a folder are read, 20 ms apart, before they count as different.
-READS = 50
 
 
 def incomplete_change(servers: Sequence[Path]) -> str | None:
@@ -336,9 +362,10 @@ def incomplete_change(servers: Sequence[Path]) -> str | None:
             held = [(count_of(of), int(of["round_number"])) for of in (state_of(one)["numbers"] for one in folders)]
         if len(set(held)) < 2:
             return None
-        time.sleep(0.02)
+        time.sleep(PAUSE)
     ahead = f"the last change is incomplete: {sum(one > min(held) for one in held)} of {len(held)} parts have it"
-    return f"{ahead}; the server was killed or writes it now; Server.load goes back to the end of {min(held)[1]} rounds"
+    back = f'Server.load(storage=Storage(medium="mmap")) goes back to the end of {min(held)[1]} rounds'
+    return f"{ahead}; the server was killed or writes it now; {back}"
 
 
 # Verification of a folder: a server can be loaded from it, and its running total is the sum of its rows.
@@ -444,13 +471,11 @@ def _require_loadable(state: Mapping[str, Any], rows: CommittedRows, own: Mappin
             described[what] = {"name": "Constant", "options": {"value": next_rates.get(what) or 1.0}}
             next_rates[what] = None
     settings = Settings.from_state(described | {"next_rates": next_rates}, dict.fromkeys(DESCRIBED))
-    if not read:
-        vectors = {name: _unread(dtype, shape) for name, (dtype, shape) in rows.info().vectors.items()}
-        require_plausible(settings, state, vectors, rows)
-        return
-    vectors = {name: vector for name in rows.vector_names() if (vector := rows.vector(name)) is not None}
+    forms = rows.info().vectors
+    vectors: Any = {name: rows.vector(name) if read else _unread(*form) for name, form in forms.items()}
     require_plausible(settings, state, vectors, rows)
-    Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
+    if read:
+        Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
 
 
 def _unread(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -495,11 +520,9 @@ def folder_problems(rows: CommittedRows) -> list[str]:
     """
     if not _has_server(rows):
         return []
-    if problems := loading_problems(rows):
-        return problems
     try:
         with checkpoint_errors(rows.path or "store"):
-            return _sum_problems(rows)
+            return loading_problems(rows) or _sum_problems(rows)
     except CheckpointError as error:
         return [str(error)]
 
@@ -508,9 +531,7 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
     described = rows.state["settings"]["algorithm"]
     total, high, low = (rows.vector(name) for name in ("total", "total/high", "total/low"))
     exact = None if high is None or low is None else ExactSum(high, low)
-    if exact is not None:
-        total = kernels.read_exact(exact)
-    if described["name"] not in REGISTRY.own or total is None:
+    if described["name"] not in REGISTRY.own or (total is None and exact is None):
         return []
     algorithm = REGISTRY[described["name"]](**described["options"])
     if not algorithm.total_sums_rows:
@@ -519,10 +540,8 @@ def _sum_problems(rows: CommittedRows) -> list[str]:
     if algorithm.keeps_history:
         named = {int(name.removeprefix("v/")): name for name in rows.vector_names() if name.startswith("v/")}
         directions = {t: v for t, name in named.items() if (v := rows.vector(name)) is not None}
-    problems = total_problems(rows, total, directions)
-    if exact is not None and not problems:
-        problems = exact_total_problems(rows, exact, directions)
-    return [f"{rows.path}: {line}" for line in problems]
+    compare: Any = total_problems if exact is None else exact_total_problems
+    return [f"{rows.path}: {line}" for line in compare(rows, exact or total, directions)]
 
 
 def documents_in(rows: ClientStore, *, of_shard: bool = False) -> list[str]:
@@ -543,26 +562,25 @@ def read_audit(path: Path, shards: Sequence[Any] = (), joined: Any = None) -> li
     """
     with ExitStack() as opened:
         parts = [list(map(opened.enter_context, one.open_all(readonly=True))) for one in shards]
-        parts = parts or [[opened.enter_context(ClientStore.open(path, readonly=True))]]
-        first, stores = parts[0][0], [rows for own in parts for rows in own]
-        for _ in range(2 * READS):
-            states = [rows.state for rows in stores]
-            if not isinstance(states[0], dict) or states[0].get("what") not in (SERVER, TOTALS):
-                return []
-            groups = [] if shards else group_folders(path)
-            x: Any = read_model(path).x if groups else first.vector("x")
-            x = joined([one.x_in(own) for one, own in zip(shards, parts, strict=True)]) if shards else x
-            digest = digest_of_numbers(x) if x is not None and first.documents() else None
-            with checkpoint_errors(path):
-                own = [state["numbers"] for state in states] + [state_of(folder)["numbers"] for folder in groups]
-                mains = [rows.state["numbers"] for rows, *_ in parts]
-                is_one = len(set(map(count_of, own))) == 1 and all(numbers == mains[0] for numbers in mains)
-                if is_one and [state_of(rows.path or path) for rows in stores] == states:  # no commit in between
-                    return list(checked(documents_in(first, of_shard=bool(shards)), x=digest))
-            for rows in stores:
-                rows.refresh()
-    torn = incomplete_change([Path(one.folder) for one in shards] or [path])
-    raise StoreError(f"{path}: {torn or 'a server writes to it without a pause; try again'}")
+        parts = parts or [opened.enter_context(opened_stores(path))]
+        mains = [rows for rows, *_ in parts]
+        if not isinstance(mains[0].state, dict) or mains[0].state.get("what") not in (SERVER, TOTALS):
+            return []
+        if shards:
+            require_together(path, parts)
+        with checkpoint_errors(path):
+            x, logs = None, list[list[tuple[str, Document]]]()
+            if shards and mains[0].documents():
+                x = joined([one.x_in(own) for one, own in zip(shards, parts, strict=True)])
+            elif mains[0].documents():
+                x = _model_of(*parts[0]).x if len(parts[0]) > 1 else mains[0].vector("x")
+            digest = None if x is None else digest_of_numbers(x)
+            for rows in mains:  # each shard has all documents
+                with audit_errors(rows.path):
+                    logs.append(list(checked(documents_in(rows, of_shard=bool(shards)), x=digest)))
+                    if logs[-1] != logs[0]:
+                        raise CorruptionError(f"audit: other documents than {mains[0].path} has")
+            return logs[0]
 
 
 # The model of a folder, which can be read while a server writes, without the rows.
@@ -608,17 +626,26 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
     ...     read_model(f"{folder}/state").tensors()
     {'w': array([1., 2.], dtype=float32)}
     """
-    with ClientStore.open(path, readonly=True) as store, checkpoint_errors(path):
-        state = server_state(path, store.state)
-        layout = Layout.from_state(state["settings"]["layout"])
-        if layout.groups:
-            return _read_groups(Path(path), state, layout)
-        counters = {piece.name: (f"counter/{piece.name}", piece.shape) for piece in layout.outside}
-        names = {"x", *(name for name, _ in counters.values())}
-        vectors: dict[str, Any] = {name: store.vector(name) for name in store.vector_names() if name in names}
-        _require_vectors(vectors, layout.n, layout.n_parameters)
-        found = {piece: copied(vectors[name]).reshape(shape) for piece, (name, shape) in counters.items()}
-        return SavedModel(layout, copied(vectors["x"]), found, int(state["numbers"]["round_number"]))
+    with opened_stores(absolute(path)) as stores, checkpoint_errors(path):
+        return _model_of(*stores)
+
+
+def _model_of(main: ClientStore, *groups: ClientStore) -> SavedModel:
+    """Return the model in the stores of a server's folder."""
+    state = server_state(main.path or "store", main.state)
+    layout, round = Layout.from_state(state["settings"]["layout"]), int(state["numbers"]["round_number"])
+    require_groups(main.path, state, [group.state for group in groups])
+    if layout.groups:
+        models = dict(zip(layout.groups, map(_model_of, groups), strict=True))
+        found = {name: counter for model in models.values() for name, counter in model.counters.items()}
+        x = layout.join({name: model.x for name, model in models.items()}, np.empty(layout.n, np.float32))
+        return SavedModel(layout, x, found, round)
+    counters = {piece.name: (f"counter/{piece.name}", piece.shape) for piece in layout.outside}
+    names = {"x", *(name for name, _ in counters.values())}
+    vectors: dict[str, Any] = {name: main.vector(name) for name in main.vector_names() if name in names}
+    _require_vectors(vectors, layout.n, layout.n_parameters)
+    found = {piece: copied(vectors[name]).reshape(shape) for piece, (name, shape) in counters.items()}
+    return SavedModel(layout, copied(vectors["x"]), found, round)
 
 
 def group_folders(path: Path) -> list[Path]:
@@ -657,17 +684,6 @@ def open_part(path: Path, **options: Any) -> ClientStore:
     with closed_on_error(store):
         require_same(path, found, os.lstat(path))
     return store
-
-
-def _read_groups(path: Path, state: Mapping[str, Any], layout: Layout) -> SavedModel:
-    require_groups(path, state, map(state_of, group_folders(path)))
-    groups = dict(zip(layout.groups, map(read_model, group_folders(path)), strict=True))
-    if len(rounds := {group.round_number for group in groups.values()}) > 1:
-        torn = incomplete_change(group_folders(path))
-        raise StoreError(f"{path}: {torn or f'a server is committing rounds {sorted(rounds)}; read the model again'}")
-    counters = {name: counter for group in groups.values() for name, counter in group.counters.items()}
-    x = layout.join({name: group.x for name, group in groups.items()}, np.empty(layout.n, np.float32))
-    return SavedModel(layout, x, counters, rounds.pop())
 
 
 # The journal of a round: accepted updates are durable before the client gets an answer, and survive a crash.
@@ -739,7 +755,6 @@ class Journal:
         if (is_first or len(self._store.registry)) and not self._readonly and not _head(self._store, round):
             with suppress(StoreError):  # they have no effect
                 self.retain(())
-                self.erase_private()
 
     def outdated(self, round: int) -> str | None:
         """Return why the updates of an interrupted round do not count, or None."""
@@ -804,18 +819,21 @@ class Journal:
     def retain(self, known: Collection[Any]) -> None:
         """Drop all other updates durably. ``known`` has the clients, or (order, client), of some of the updates.
 
+        If it is empty and the server is private, erase the bytes of all updates: they must not stay in unused space.
+
         Raises:
             StoreError: the disk is full, for example.
         """
         store = self._store
-        if len(store.registry) == len(known):
-            return
-        rows = [
-            row
-            for row in store.registry
-            if not known or ((entry := _entry(store, row)) not in known and entry[1] not in known)
-        ]
-        self._forget(rows, store.state if known else {})
+        if len(store.registry) != len(known):
+            rows = [
+                row
+                for row in store.registry
+                if not known or ((entry := _entry(store, row)) not in known and entry[1] not in known)
+            ]
+            self._forget(rows, store.state if known else {})
+        if self._is_private and not known:
+            self.erase()
 
     def drop(self, client: ClientId) -> bool:
         """Drop a client's updates and its place as a newcomer durably; return whether the journal had any."""
@@ -843,11 +861,6 @@ class Journal:
     def erase(self) -> None:
         """Erase the bytes of dropped updates from the files."""
         self._store.compact(erase=True)
-
-    def erase_private(self) -> None:
-        """Erase them if the server is private: its clients' updates must not stay in unused space."""
-        if self._is_private:
-            self.erase()
 
     def close(self) -> None:
         """Close the journal; its updates stay in the folder."""

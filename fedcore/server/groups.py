@@ -426,7 +426,7 @@ class GroupedState(State):
         """See ``State``."""
         return {**super().facts(), "rows": None, "groups": tuple(self.groups)}
 
-    def read(self, query: Query) -> Any:
+    def read(self, query: Any) -> Any:
         """See ``State``. A client's vectors are zero for the groups that it does not send."""
         if isinstance(query, SentChecksums):
             present = [group for group in self.groups.values() if group.reducer.is_present]

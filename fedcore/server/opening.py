@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 from fedcore.algorithms.rates import REGISTRY as NAMED_RATES
 from fedcore.arrays import CPU, F32, FileMemory, device_named, empty, freeze, on_host, to_host
 from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
-from fedcore.files import part_of, require_same
 from fedcore.model import Layout, Model
 from fedcore.options import RATES, Compute, Settings, Storage, as_policy, describe, is_same_rate
 from fedcore.rules import Chain, Rule
@@ -21,6 +20,8 @@ from fedcore.server.folder import (
     agree,
     checkpoint_errors,
     group_folders,
+    open_part,
+    opened_stores,
     require_groups,
     require_plausible,
     server_state,
@@ -107,11 +108,18 @@ def saved_state(
     """
     place = path if isinstance(path, ClientStore) else absolute(path)
     where = place.path or "store" if isinstance(place, ClientStore) else place
-    of_main, folders = (storage, compute), [] if isinstance(place, ClientStore) else group_folders(place)
-    if folders and isinstance(place, Path):
+    of_main, parts = (storage, compute), list[Path | ClientStore]()
+    if isinstance(place, Path) and (folders := group_folders(place)):
         with checkpoint_errors(place):
-            if (storage.medium or server_state(place, state_of(place))["medium"]) == "mmap":
-                storage = _of_parts(storage)
+            saved = server_state(place, state_of(place))
+        if (storage.medium or saved["medium"]) == "mmap":
+            storage, parts = _of_parts(storage), [*folders]
+        else:
+            is_cuda = "cuda" in (storage.medium or saved["medium"])
+            device = (compute.device or device_of_state(saved)) if is_cuda else CPU
+            with opened_stores(place) as (main, *groups):
+                place, parts = main.in_memory(), [group.in_memory(device) for group in groups]
+            storage = replace(storage, medium=None, durability=None, keep_previous=None)
         of_main = replace(storage, codec=None), replace(compute, device=CPU)
     with ExitStack() as failed:
         rows, saved = _saved_rows(place, *of_main, failed)
@@ -119,11 +127,8 @@ def saved_state(
             compute = replace(compute, device=compute.device or device_of_state(saved))
             settings = Settings.from_state(saved["settings"], given, compute)
         settings = in_files(settings, storage.resident, rows.path if rows.medium == "mmap" else None)
-        stores, plain = [rows], replace(storage, audit=None, audit_key=None)
-        for folder in folders:
-            found = part_of(folder)
-            stores.append(_saved_rows(folder, plain, compute, failed)[0])
-            require_same(folder, found, os.lstat(folder))
+        plain = replace(storage, audit=None, audit_key=None)
+        stores = [rows, *(_saved_rows(part, plain, compute, failed, open_part)[0] for part in parts)]
 
         def read(store: ClientStore) -> tuple[dict[str, Any], Settings]:
             saved = server_state(store.path or where, store.state)
@@ -131,9 +136,8 @@ def saved_state(
             return saved, replace(own, device=settings.device)
 
         with checkpoint_errors(where):
-            if folders:
-                agree(stores)
-            state, saved_settings = resumed_state(stores, read)
+            agree(stores)
+            state, saved_settings = resumed_state(where, stores, read)
         state.sign_by(storage.audit_key)
         failed.pop_all()
     return state, saved_settings
@@ -243,27 +247,28 @@ def first_stores(firsts: Sequence[First], storage: Storage, place: Any = None) -
 
 
 def resumed_state(
+    where: object,
     stores: Sequence[ClientStore],
     read: Callable[[ClientStore], tuple[dict[str, Any], Settings]],
     context: Context = NO_SHARD,
 ) -> tuple[State, dict[str, Any]]:
     """Return the state of a saved server, or of a shard of one, and the saved settings.
 
-    ``stores`` are at one transaction; with groups of tensors, the main one is the first. ``read`` returns what a store
-    has saved, and its settings. For errors see ``checkpoint_errors``.
+    ``where`` names them in errors. ``stores`` are at one transaction; with groups of tensors, the main one comes first.
+    ``read`` returns what a store has saved, and its settings. For errors see ``checkpoint_errors``.
     """
     rows, saved, settings, (kind, reducers) = stores[0], *read(stores[0]), context
     if not settings.layout.groups and len(stores) == 1:
         return _resumed_part(rows, saved, settings, reducers.get(None)), saved["settings"]
     groups = dict[str, State]()
-    require_groups(rows.path or "store", saved, [store.state for store in stores[1:]])
+    require_groups(where, saved, [store.state for store in stores[1:]])
     for name, store in zip(settings.layout.groups, stores[1:], strict=True):
         groups[name] = _resumed_part(store, *read(store), reducers.get(name))
     vectors: dict[str, Any] = {"x": NOTHING, **vectors_of(rows)}
     snapshot = Snapshot.of(vectors, saved["numbers"], 0, rows.registry)
     here = snapshot.round_number, snapshot.ledger
     if any((group.round_number, group.snapshot.ledger) != here for group in groups.values()):
-        raise CheckpointError(f"{rows.path}: the groups are at different rounds; load a backup")
+        raise CheckpointError(f"{where}: the groups are at different rounds; load a backup")
     return kind(settings, snapshot, rows, groups, reducers.get(None)), saved["settings"]
 
 
@@ -413,11 +418,11 @@ def on_device(store: ClientStore, device: str, cached_rows: int | None) -> Clien
 
 
 def _saved_rows(
-    path: Path | ClientStore, storage: Storage, compute: Compute, failed: ExitStack
+    path: Path | ClientStore, storage: Storage, compute: Compute, failed: ExitStack, opens: Any = ClientStore.open
 ) -> tuple[ClientStore, dict[str, Any]]:
     """Return the rows and the state of a server, both from one commit.
 
-    ``failed`` gets the call that closes the rows, unless the caller opened them.
+    ``opens`` opens a path. ``failed`` gets the call that closes the rows, unless the caller opened them.
     """
     device = compute.device
     if isinstance(path, ClientStore):
@@ -425,7 +430,7 @@ def _saved_rows(
         _require_options(rows, storage)
     else:
         where = path
-        rows, device = _opened(path, storage, device)
+        rows, device = _opened(path, storage, device, opens)
         failed.callback(rows.close)
     with checkpoint_errors(where):
         state = server_state(where, rows.state)
@@ -448,25 +453,16 @@ def _require_options(rows: ClientStore, storage: Storage) -> None:
             raise RangeError(f"{name}={option!r}: the ClientStore was opened with {actual!r}")
 
 
-def _opened(path: Path, storage: Storage, device: str | None) -> tuple[ClientStore, str | None]:
-    """Return the store of a folder, and the device if it is known already."""
-    medium, keep_previous = storage.medium, storage.keep_previous
+def _opened(path: Path, storage: Storage, device: str | None, opens: Any) -> tuple[ClientStore, str]:
+    """Return the store of a folder, and the device."""
     with checkpoint_errors(path):
-        if medium is None or (medium == "cuda" and device is None) or (medium == "mmap" and keep_previous is None):
-            saved = server_state(path, state_of(path))
-            device = device_of_state(saved) if device is None else device
-            if medium is None:
-                medium = "ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"]
-            if keep_previous is None and medium == "mmap":
-                keep_previous = saved.get("undoable") is True
-    on = {"cuda": "ram" if device == CPU else device}.get(medium or "", medium) or "mmap"
-    with checkpoint_errors(path):
-        return ClientStore.open(
-            path,
-            medium=on,
-            durability=storage.durability or "round",
-            keep_previous=bool(keep_previous) and on == "mmap",
-        ), device
+        saved = server_state(path, state_of(path))
+        device = device_of_state(saved) if device is None else device
+        medium = storage.medium or ("ram" if saved["medium"] == "cuda" and device == CPU else saved["medium"])
+        on = {"cuda": "ram" if device == CPU else device}.get(medium, medium)
+        kept = saved.get("undoable") is True if storage.keep_previous is None else storage.keep_previous
+        durability = storage.durability or "round"
+        return opens(path, medium=on, durability=durability, keep_previous=kept and on == "mmap"), device
 
 
 def device_of_state(state: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -526,6 +527,15 @@ def undo_document(undone: Sequence[str], kept: int) -> str:
     return _text(facts | {"x_before": last["x_after"], "x_after": first["x_before"]})
 
 
+@contextmanager
+def audit_errors(where: object) -> Iterator[None]:
+    """Let the errors of an audit log name its store."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(f"{where}: {error}; load a backup") from error
+
+
 def log_of(documents: Sequence[tuple[int, str]], count: int, last: str | None) -> list[str]:
     """Return the documents of a folder, with that of an undo which no change has followed yet.
 
@@ -645,8 +655,10 @@ def _parsed(text: str) -> Document:
     document: Document = {}
     try:
         document = json.loads(text)
-        valid = json.dumps(document) == text  # so it is one line of ASCII, and has no name twice
+        valid = json.dumps(document) == text and sorted(document) == [*document]  # so no name is there twice
         digests = [document["x_before"], document["x_after"], document["previous"] or "0" * 64]
+        signature = document.get("signature", "0" * 128)
+        digests += [document.get("signer", "0" * 64), signature[:64], signature[64:]]
         valid = valid and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
         valid = valid and isinstance(document["what"], str) and type(document["round"]) is int
     except (ValueError, TypeError, LookupError, RecursionError, MemoryError):

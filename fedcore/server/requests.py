@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arrays import F64, Floats, copied, device_of, empty, freeze, ieee, read_only, to_host, view_of, zeros
+from fedcore.arrays import F32, F64, Floats, copied, device_of, empty, freeze, ieee, read_only, to_host, view_of, zeros
 from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
 from fedcore.server.aggregation import Counters, combined_square, exchange_whole
-from fedcore.server.report import Document, checked, log_of
+from fedcore.server.report import Document, audit_errors, checked, log_of
 from fedcore.server.state import SUMMED, State
 from fedcore.server.step import Sizes, Snapshot, checked_sizes
 from fedcore.server.update import IDS, CountedIds, as_sent, require_finite
@@ -294,7 +295,7 @@ class VectorQuery(Query):
 class Row(VectorQuery):
     """A copy of a client's row."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> F32:
         return state.store.read(self.client)
 
 
@@ -330,8 +331,8 @@ class ModelVector(VectorQuery):
     rounded: bool = False
     has_buffers = True
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
-        vector = getattr(now, self.name)
+    def __call__(self, state: State, now: Snapshot) -> F32:
+        vector: F32 = getattr(now, self.name)
         return view_of(as_sent(state.settings.layout, vector) if self.rounded else vector)
 
 
@@ -341,7 +342,7 @@ X = ModelVector("x")
 class Direction(VectorQuery):
     """A copy of v."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> F32:
         return copied(now.momentum)
 
 
@@ -350,28 +351,28 @@ class Total(VectorQuery):
 
     dtype = np.float64
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> F64 | None:
         return None if now.total is None else copied(now.total)
 
 
 class Shared(Query):
     """The snapshot without the vectors of the model: what all shards of a server share."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> Snapshot:
         return now.shared()
 
 
 class CountersQuery(Query):
     """The integer counters and constants by name."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> Counters:
         return {name: read_only(counter) for name, counter in now.counters.items()}
 
 
 class Nonnegative(Query):
     """The names of the float buffers that must not become negative."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> list[str]:
         return [name for own in state.states for name in own.settings.nonnegative]
 
     def joined(self, answers: Sequence[Any]) -> Any:
@@ -381,29 +382,30 @@ class Nonnegative(Query):
 class ClientSizes(Query):
     """n_k of the registered clients, the smallest first; None without sizes."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> npt.NDArray[np.int64] | None:
         return now.population.listed()
 
 
 class NamesRemoved(Query):
     """Whether ids of removed clients are kept, since their shares stay in the objective, or ids of updates."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> bool:
         return bool(now.population.included) or (IDS in now.norms and bool(now.norms[IDS][1:].any()))
 
 
 class AuditLog(Query):
     """See ``Server.audit_log``."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
-        texts = log_of(state.documents(), now.documents, now.audited)
-        return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
+    def __call__(self, state: State, now: Snapshot) -> list[Document]:
+        with audit_errors(state.store.path or "store"):
+            texts = log_of(state.documents(), now.documents, now.audited)
+            return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
 
 
 class SentChecksums(Query):
     """The checksums of the vectors that all clients get; those of shards together are the same."""
 
-    def __call__(self, state: State, now: Snapshot) -> Any:
+    def __call__(self, state: State, now: Snapshot) -> list[npt.NDArray[Any]]:
         sent = [now.sent, now.x_prev if state.settings.algorithm.direction.b else None, state.shared_offset()]
         return [checksums(to_host(vector), SUMMED) for vector in sent if vector is not None]
 

@@ -591,11 +591,6 @@ class Round(OpenRound):
 
     def _empty_journal(self) -> None:
         self._keep_in_journal(())  # if the round is committed, its journal is outdated even if this fails
-        if self._journal is not None:
-            try:
-                self._journal.erase_private()
-            except StoreError as error:
-                self._logger.warning("journal: %s", error)
 
     def _keep_in_journal(self, known: Collection[Any]) -> None:
         """Drop the other updates, which a fold has rejected; a resumed round would reject them again."""

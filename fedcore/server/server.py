@@ -424,8 +424,7 @@ class Server(Represented, Unpicklable):
         Raises:
             CorruptionError: a document was changed or is missing, a signature is not valid, or x is another.
         """
-        log: list[dict[str, Any]] = self._backend.read(requests.AuditLog())
-        return log
+        return self._backend.read(requests.AuditLog())
 
     def close(self) -> None:
         """Abort an open round, and close the store or the shards. A journal keeps the updates of the round.
@@ -460,8 +459,13 @@ class Server(Represented, Unpicklable):
             self._journal.erase()
 
     def verify(self) -> list[str]:
-        """Read every row and vector; return a line for each damaged one."""
-        return self._backend.verify()
+        """Read every row and vector; return a line for each damaged one, and for a damaged audit log."""
+        found: list[str] = self._backend.verify()
+        try:
+            self.audit_log()
+        except FedcoreError as error:
+            found.append(str(error))
+        return found
 
     def __enter__(self) -> Self:
         return self
@@ -497,8 +501,7 @@ class Server(Represented, Unpicklable):
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
         """n_k of the registered clients, int64[N], the smallest first; None without sizes."""
-        sizes: npt.NDArray[np.int64] | None = self._backend.read(requests.ClientSizes())
-        return sizes
+        return self._backend.read(requests.ClientSizes())
 
     @property
     def x(self) -> F32:
@@ -507,14 +510,12 @@ class Server(Represented, Unpicklable):
         On a device it is a ``DeviceArray``, which torch and CuPy read through DLPack without a copy. A sharded server
         gathers the vector on each access.
         """
-        x: F32 = self._backend.read(requests.X)
-        return x
+        return self._backend.read(requests.X)
 
     @property
     def counters(self) -> Counters:
         """The integer counters and constants by name, such as BatchNorm's numbers of batches; not part of x."""
-        counters: Counters = self._backend.read(requests.CountersQuery())
-        return counters
+        return self._backend.read(requests.CountersQuery())
 
     @property
     def v(self) -> F32:
@@ -522,8 +523,7 @@ class Server(Represented, Unpicklable):
 
         It is zero before the first step. If the method does not use it, it is zero after ``load`` until the next step.
         """
-        v: F32 = self._backend.read(requests.Direction())
-        return v
+        return self._backend.read(requests.Direction())
 
     @property
     def round_number(self) -> int:
@@ -552,8 +552,7 @@ class Server(Represented, Unpicklable):
 
     def sent_checksums(self) -> list[npt.NDArray[Any]]:
         """Return the checksums of the vectors that all clients of the next round get, which a journal stores."""
-        sent: list[npt.NDArray[Any]] = self._backend.read(requests.SentChecksums())
-        return sent
+        return self._backend.read(requests.SentChecksums())
 
     def tensors(self, *, library: Library | None = None, copy: bool = True, sent: bool = False) -> Any:
         """Return the model by name, in its library and dtypes; counters keep their integer types.
@@ -597,8 +596,7 @@ class Server(Represented, Unpicklable):
 
     def row(self, client: ClientId) -> F32:
         """Return a client's row, float32[n_parameters]; zeros if it was never written."""
-        row: F32 = self._backend.read(requests.Row(client=self._backend.registry.check(client)))
-        return row
+        return self._backend.read(requests.Row(client=self._backend.registry.check(client)))
 
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
         """Return c_i, float64[n_parameters], which MimiC adds to the client's next mean gradient; else zeros."""
@@ -609,8 +607,7 @@ class Server(Represented, Unpicklable):
 
     def total(self) -> npt.NDArray[np.float64] | None:
         """Return T, float64[n_parameters]; None where the method keeps no total."""
-        total: F64 | None = self._backend.read(requests.Total()) if self.algorithm.keeps_total else None
-        return total
+        return self._backend.read(requests.Total()) if self.algorithm.keeps_total else None
 
     def add_clients(self, clients: ClientId | Iterable[ClientId] | Mapping[ClientId, int]) -> None:
         """Register clients for the next round. If one is invalid, none is registered.

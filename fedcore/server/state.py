@@ -2,12 +2,12 @@
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from logging import INFO, WARNING, Logger
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ from fedcore.server.report import (
     Diagnosis,
     Diagnostics,
     Document,
+    audit_errors,
     document_of,
     public_key,
     round_facts,
@@ -76,6 +77,7 @@ from fedcore.store.files.inventory import GROUPS
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.validation import failed
 
+A = TypeVar("A")
 Vector = npt.NDArray[Any]
 Documents = Sequence[tuple[int, str]]
 """Numbered texts."""
@@ -331,7 +333,7 @@ class State:
         self.model = ModelStep(settings, self.buffers, self.reducer, vectors)
         self._sent: tuple[F32, F32] | None = None
 
-    def read(self, query: Any) -> Any:
+    def read(self, query: Callable[[Any, Snapshot], A]) -> A:
         """Return the answer to a ``requests.Query``."""
         self.store.require_files()
         return query(self, self.snapshot)
@@ -410,10 +412,11 @@ class State:
         """Sign the documents from now on; raise CheckpointError if those in the folder have another signer."""
         by, count = None if key is None else public_key(key), self.snapshot.documents
         stored = self.documents(max(0, count - 1))
-        if undone := [text for number, text in stored if number >= count]:
-            undo_document(undone, count)  # raises now, not in the next round, if they are damaged
-        if stored and (signer := signer_of(stored[0][1])) not in (None, by):
-            raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
+        with audit_errors(self.store.path or "store"):
+            if undone := [text for number, text in stored if number >= count]:
+                undo_document(undone, count)  # raises now, not in the next round, if they are damaged
+            if stored and (signer := signer_of(stored[0][1])) not in (None, by):
+                raise CheckpointError(f"audit_key: the audit log is signed by {signer}; pass Storage(audit_key=) again")
         self._audit_key = key
 
     def require_round(self, what: str, number: int) -> None:
@@ -446,8 +449,7 @@ class State:
     def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """Return the model from which clients start, or the one before, as they get it."""
         now = self.snapshot
-        sent: F32 = view_of(self.as_sent(now.sent) if name == "sent" else as_sent(self.settings.layout, now.x_prev))
-        return sent
+        return view_of(self.as_sent(now.sent) if name == "sent" else as_sent(self.settings.layout, now.x_prev))
 
     def as_sent(self, x: F32) -> F32:
         """Return ``as_sent`` of a model, which is kept until the step or the next model."""

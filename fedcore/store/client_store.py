@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import runtime as randomness
-from fedcore.arrays import I64
+from fedcore.arrays import CPU, I64
 from fedcore.errors import CheckpointError, RangeError, ShapeError, StoreError
 from fedcore.files import closed_on_error
 from fedcore.kernels import Codes
@@ -136,21 +136,29 @@ class ClientStore(CommittedRows, randomness.Closing):
         require_folder(keep_previous, medium, readonly=readonly)
         place, readonly, durable = absolute(path), readonly or medium != "mmap", durability != "none"
 
-        def read() -> Content:
+        def read() -> Self:  # type: ignore[type-var]
             folder = Folder(place, readonly=readonly, durable=durable, keep_previous=keep_previous)
             with closed_on_error(folder):
-                content = Content.read(folder)
-                if medium == "mmap":
-                    return content
-            with closing(folder):
-                loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
-                content.copy_to(loaded)
-                loaded.documents = folder.index.documents()
-            return loaded
+                store = cls._of(Content.read(folder), durability, resident_rows)
+            if medium == "mmap":
+                return store
+            with store:
+                return store.in_memory(device)
 
+        return undisturbed(place, read)
+
+    @classmethod
+    def _of(cls, content: Content, durability: Durability = "round", resident_rows: int | None = None) -> Self:
         store = cls.__new__(cls)
-        CommittedRows.__init__(store, Session(undisturbed(place, read), durability, resident_rows))
+        CommittedRows.__init__(store, Session(content, durability, resident_rows))
         return store
+
+    def in_memory(self, device: str = CPU) -> Self:
+        """Return a copy of the commit that a reader shows, in host memory or on a device."""
+        copy = Content(RowFormat(self.codec, self.n, device), self.registry, None)
+        self._content.copy_to(copy)
+        copy.documents = self.documents()
+        return self._of(copy, self.durability)
 
     @property
     def durability(self) -> Durability:
@@ -415,9 +423,7 @@ def create(
     ``parts`` writes further stores into the folder, before it is in its place.
     """
     with replacing(path, form, registry, existing=False) as folder:
-        store = ClientStore.__new__(ClientStore)
-        CommittedRows.__init__(store, Session(Content(form, registry, folder), "round", None))
-        with store:
+        with ClientStore._of(Content(form, registry, folder)) as store:
             store.commit(0, vectors, state)
         parts(folder.path)
 

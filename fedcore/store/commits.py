@@ -123,7 +123,7 @@ class Session:
     def require_open(self) -> None:
         """Raise a StoreError if the store is closed, or in a fork of the writer. Refresh a fork of a reader."""
         if self._closed:
-            raise StoreError(f"{self._name}: the store is closed; open it again")
+            raise StoreError(f"{self._name}: the store is closed; open it again, or its server by Server.load")
         if self.folder is not None and self._process != os.getpid():
             self._wake_in_fork(self.folder)
 

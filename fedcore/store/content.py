@@ -138,9 +138,7 @@ class Rows:
 
     def unstage(self, number: int) -> None:
         """Discard the client's staged row, if it exists."""
-        slot = self._pop_staged([number])[0]
-        if slot is not None:
-            self.slots.give([slot])
+        self.slots.give(filter(None, self._pop_staged([number])))
 
     def discard(self) -> None:
         """Discard every staged row. A second call after an interrupt frees no slot twice."""
@@ -155,17 +153,15 @@ class Rows:
         self.written = written
         self._pop_staged(entries["number"].tolist())
 
-    def drop(self, number: int) -> int:
-        """Remove the client's row, and return its slot or 0."""
+    def drop(self, number: int) -> None:
+        """Remove the client's row, if it has one."""
         self.unstage(number)
-        slot = self.slot_of(number)
-        if slot:
+        if self.slot_of(number):
             self.slot[number] = 0
             self.written -= 1
-        return slot
 
     def put_back(self, number: int, slot: int) -> None:
-        """Undo a ``drop`` that returned this slot. A second call has no further effect."""
+        """Undo a ``drop`` of the row in this slot. A second call has no further effect."""
         if slot and not self.slot[number]:
             self.slot[number] = slot
             self.written += 1
@@ -442,7 +438,7 @@ class Content:
         if self.folder is None:
             return []
         previous = self.previous if with_previous else None
-        found: list[str | None] = [f"{self.folder.index.path}: {line}" for line in self.folder.index.check()]
+        found: list[str | None] = [*self.folder.problems()]
         for number in np.flatnonzero(self.rows.slot).tolist():
             found.append(self.problem(number))
             self.rows.trusted[number] = found[-1] is None

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -133,31 +133,22 @@ class DeviceStore(ClientStore):
 
     def discard(self) -> None:
         """See ``ClientStore.discard``."""
-        self._settle()
         self._drop_staged()
         super().discard()
 
     def rollback(self) -> None:
         """See ``ClientStore.rollback``."""
-        self._settle()
         self._drop_staged()
         super().rollback()
 
-    def commit(
-        self,
-        round: int,
-        vectors: Mapping[str, Any] | None = None,
-        state: Mapping[str, Any] | None = None,
-        *,
-        documents: Sequence[tuple[int, str]] = (),
-    ) -> None:
+    def commit(self, round: int, *content: Any, **documents: Any) -> None:
         """Wait until the staged rows are copied back, then commit. If a copy fails, nothing has changed."""
         self._settle()
         self._send_back(self._staged)
         self._wait()
         commits = self.commits
         try:
-            super().commit(round, vectors, state, documents=documents)
+            super().commit(round, *content, **documents)
         finally:
             if self.commits != commits:
                 with uninterrupted():
@@ -165,7 +156,6 @@ class DeviceStore(ClientStore):
 
     def undo(self) -> bool:
         """Undo the last transaction, and evict the undone rows; see ``ClientStore.undo``."""
-        self._settle()
         self._drop_staged()
         was_undone = super().undo()
         for number in list(self._cache):
@@ -182,7 +172,6 @@ class DeviceStore(ClientStore):
 
     def close(self) -> None:
         """Free the device's memory, and close the store."""
-        self._settle()
         self._drop_staged()
         with suppress(DeviceError):  # the device may have failed
             self._unpin()
@@ -369,6 +358,7 @@ class DeviceStore(ClientStore):
         self._slots.give(unsafe)
 
     def _drop_staged(self) -> None:
+        self._settle()
         with suppress(DeviceError):  # the device may have failed
             self._wait()
         self._in_flight = False

@@ -100,9 +100,8 @@ def previous_commit(content: Content) -> PreviousCommit | None:
     previous = content.previous
     if previous is None:
         return None
-    head = previous.head
-    state = None if head.state is None else json.loads(head.state)
-    return PreviousCommit(head.sequence, head.round, state, len(used_slots(previous.rows)))
+    head, rows = previous.head, len(used_slots(previous.rows))
+    return PreviousCommit(head.sequence, head.round, json.loads(head.state or "null"), rows)
 
 
 @dataclass(frozen=True)

@@ -142,9 +142,6 @@ class CommittedRows(Represented, Unpicklable):
         """Return the rounds of several clients' rows, in the order of ``clients``; see ``round_of``."""
         rows, numbers = self._content.rows, self._numbers(clients)
         slots = rows.slots_of(numbers)
-        if all(slots):
-            rounds_written: list[int | None] = rows.round[numbers].tolist()
-            return rounds_written
         written = [number for number, slot in zip(numbers.tolist(), slots, strict=True) if slot]
         rounds = iter(rows.round[written].tolist())
         return [next(rounds) if slot else None for slot in slots]

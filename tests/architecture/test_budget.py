@@ -30,7 +30,7 @@ BUDGET = {
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,
     "fedcore/rules": 781,
-    "fedcore/store": 3_938,
+    "fedcore/store": 3_936,
 }
 
 

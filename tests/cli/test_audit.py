@@ -68,8 +68,18 @@ def test_signatures(tmp_path):
     invoke("store", "audit", path, "--export", log)
     assert check(log, "--signer", public_key(KEY)).status == 0
     assert check(log, "--signer", public_key(bytes(32))).status == 2
+    *before, last = log.read_text().splitlines()
+    document = json.loads(last)
+    signature = document.pop("signature")
+    for other in (
+        signature.upper(),
+        f"{signature[:2]} {signature[2:]}",
+        signature,
+    ):  # the third one is not in its place
+        log.write_text("\n".join([*before, json.dumps(document | {"signature": other})]))
+        assert check(log).status == 2
     lines, previous = [], None
-    for line in log.read_text().splitlines():  # without the key, no program can write another history
+    for line in (*before, last):  # without the key, no program can write another history
         document = json.loads(line) | {"previous": previous}
         if document["round"] == 1:
             document["rejected"] = [{"client": 1, "reason": "none"}]

@@ -38,9 +38,10 @@ def test_info_and_verify(tmp_path):
     shutil.rmtree(tmp_path / "run" / "shard-1")
     shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
     assert "; 1 ahead of it" in text("verify", tmp_path / "run")
-    for file in (tmp_path / "run" / "shard-1").glob("index.sqlite*"):
-        os.utime(file, (0, 0))  # the shard that committed first counts
-    assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 1
+    for seconds in (2**32, 0):  # the shard that committed first counts, and one that is ahead of the clock
+        for file in (tmp_path / "run" / "shard-1").glob("index.sqlite*"):
+            os.utime(file, (0, seconds))
+        assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 1
     found = as_json("verify", tmp_path / "run")
     assert (found["sound"], found["transaction"], found["shards"]) == (True, 1, [2, 1])
 

@@ -1,9 +1,6 @@
 """A disk of one shard that is full, at each of its calls into the system: nothing happened, and can be done again."""
 
-import errno
 import itertools
-import os
-import sqlite3
 import threading
 
 import numpy as np
@@ -14,6 +11,7 @@ from fedcore.errors import StoreError
 from fedcore.store.files import disk as system_calls
 from tests.cluster.pairs import made, n, one_round, same
 from tests.kills import WRITING
+from tests.store.kit import full
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -32,18 +30,10 @@ class Full:
                 self._call -= 1
                 if self._call == 0:
                     self.failed = name
-                    raise no_space(name)
+                    raise full(name)
             return act(*arguments)
 
         return acting
-
-
-def no_space(name):
-    if name != "commit":
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
-    return error
 
 
 def arrive(server, number):

@@ -1,5 +1,6 @@
 """Threads that use one cluster at once: readers beside rounds, and two that open one."""
 
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
@@ -7,8 +8,9 @@ from threading import Barrier, Event
 import numpy as np
 import pytest
 
-from fedcore.errors import RoundError
+from fedcore.errors import ClusterError, RoundError
 from tests.cluster.pairs import made, n, one_round, same
+from tests.kills import killed
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -45,6 +47,23 @@ def test_readers_beside_rounds():
             assert reader.result()
             assert set(reader.result()) <= models
     same(one, many)
+
+
+@pytest.mark.parametrize("folder", [None, "run"])
+def test_a_fork_has_no_shards(tmp_path, folder):
+    """It hears so, also if another thread called the shards meanwhile, and leaves them to its parent."""
+
+    def act():
+        signal.alarm(60)
+        with pytest.raises(ClusterError):
+            one_round(many)
+        many.close()
+
+    with made("MIFA", X0, shards=2, path=folder and tmp_path / folder) as many, ThreadPoolExecutor(1) as pool:
+        pool.submit(many._backend.coordinator.lock.acquire).result()
+        assert not killed(act)
+        pool.submit(many._backend.coordinator.lock.release).result()
+        one_round(many)
 
 
 def test_two_that_open_a_round_at_once():

@@ -16,6 +16,8 @@ from fedcore.server.folder import read_audit
 from fedcore.server.report import checked, document_of, public_key
 from fedcore.server.update import digest_of_text
 from fedcore.store.files import disk as system_calls
+from tests.cli.command import invoke
+from tests.store.kit import full
 
 X0 = np.zeros(3, np.float32)
 
@@ -97,13 +99,11 @@ def test_a_round_that_was_not_committed_leaves_no_document(tmp_path, monkeypatch
     play(server)
     whole = server.audit_log()
 
-    def full(*_):
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
+    def fail(*_):
+        raise full("commit")
 
     with monkeypatch.context() as patch:
-        patch.setattr(system_calls, "commit", full)
+        patch.setattr(system_calls, "commit", fail)
         with pytest.raises(Exception, match="full"):
             play(server)
     assert server.audit_log() == whole
@@ -112,19 +112,22 @@ def test_a_round_that_was_not_committed_leaves_no_document(tmp_path, monkeypatch
     server.close()
 
 
+@pytest.mark.parametrize("folder", [".", "shard-1"])
 @pytest.mark.parametrize("change", ["content", "less", "last"])
-def test_a_changed_or_missing_document_is_detected(tmp_path, change):
-    path = tmp_path / "s"
-    with Server(X0, "FedAvg", 3, lr=0.1, storage=Storage(path=path, audit=True)) as server:
+def test_a_changed_or_missing_document_is_detected(tmp_path, change, folder):
+    path, x0, shards = tmp_path / "s", np.zeros(40_000, np.float32), None if folder == "." else 2
+    with Server(x0, "FedAvg", 3, lr=0.1, storage=Storage(path, audit=True), compute=Compute(shards=shards)) as server:
         for _ in range(3):
-            play(server)
-    with sqlite3.connect(path / "index.sqlite") as index:
+            server.round([Update(0, x0 + 1, 2, 30)])
+    with sqlite3.connect(path / folder / "index.sqlite") as index:
         if change == "content":
             index.execute("UPDATE documents SET content = replace(content, '30.0', '31.0') WHERE number = 1")
         else:
             index.execute("DELETE FROM documents WHERE number = ?", (0 if change == "less" else 2,))
     index.close()
-    with Server.load(path) as server, pytest.raises(CorruptionError, match="audit"):
+    assert invoke("store", "verify", path).status == 1
+    with Server.load(path) as server, pytest.raises(CorruptionError, match=f"^{path / folder}: audit.* backup"):
+        assert len(server.verify()) == 1
         server.audit_log()
 
 
@@ -139,14 +142,12 @@ def test_documents_survive_copies_in_memory(tmp_path):
 
 @pytest.mark.parametrize("text", ["[", "[]", "7", "{}", "[" * 10**5, "9" * 5000])
 def test_an_invalid_document_is_an_error(tmp_path, text):
-    with Server(
-        np.zeros(4, np.float32), "MIFA", 2, lr=0.1, storage=Storage(audit=True, path=tmp_path / "run")
-    ) as server:
-        server.round([Update(0, np.ones(4, np.float32), 1)])
+    with Server(X0, "MIFA", 2, lr=0.1, storage=Storage(tmp_path / "run", audit=True)) as server:
+        server.round([Update(0, X0 + 1, 1)])
         audited = digest_of_text(text)
         server._backend.store.documents = lambda first=0: [(0, text)]
         server._backend.snapshot = server._backend.snapshot._replace(audited=audited, documents=1)
-        with pytest.raises(CorruptionError, match=r"^audit\b"):
+        with pytest.raises(CorruptionError, match=r": audit\b"):
             server.audit_log()
 
 
@@ -203,7 +204,7 @@ def test_a_model_that_was_replaced_is_detected(tmp_path):
         play(server)
     with ClientStore.open(tmp_path / "s") as store:
         store.commit(1, {**{name: store.vector(name) for name in store.vector_names()}, "x": X0 + 5}, store.state)
-    with Server.load(tmp_path / "s") as server, pytest.raises(CorruptionError, match=r"^audit\b"):
+    with Server.load(tmp_path / "s") as server, pytest.raises(CorruptionError, match=r": audit\b"):
         server.audit_log()
 
 
@@ -300,7 +301,10 @@ def test_one_log_has_the_partial_updates_of_all_groups(tmp_path, capsys):
     with ClientStore.open(path / "groups" / "0") as store:
         named = {name: store.vector(name) for name in store.vector_names()}
         store.commit(store.round, named | {"x": named["x"] + 1}, store.state)
-    with pytest.raises(CorruptionError, match=r"^audit\b"):
+    with pytest.raises(CorruptionError, match=r": audit\b"):
         read_audit(path)
-    with Server.load(path, storage=Storage(audit_key=KEY)) as server, pytest.raises(CorruptionError, match=r"^audit\b"):
+    with (
+        Server.load(path, storage=Storage(audit_key=KEY)) as server,
+        pytest.raises(CorruptionError, match=r": audit\b"),
+    ):
         server.audit_log()

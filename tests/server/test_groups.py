@@ -16,8 +16,10 @@ from fedcore.cli.app import main
 from fedcore.errors import CheckpointError, DivergedError, StoreError
 from fedcore.server.folder import read_model
 from fedcore.store import ClientStore
+from fedcore.store.content import Content
 from fedcore.testing import ServerContract
-from tests.kills import ended
+from tests.cli.command import invoke
+from tests.kills import killed
 
 N, ROUNDS = 7, 5
 PARTIAL = {"text": "text.*", "image": ("image.*", "pool")}
@@ -467,8 +469,6 @@ def test_a_step_that_diverges_in_one_group_changes_none():
 
 def killed_at(commit, folder, sets):
     """Run a round in a child that is killed before its n-th commit; return whether it was killed."""
-    if child := os.fork():
-        return os.WIFSIGNALED(ended(child))
     original, due = ClientStore.commit, iter(range(1, 100))
 
     def commits(self, *arguments, **options):
@@ -476,14 +476,12 @@ def killed_at(commit, folder, sets):
             os.kill(os.getpid(), signal.SIGKILL)
         original(self, *arguments, **options)
 
-    try:
-        server = Server.load(folder)
-        ClientStore.commit = commits
-        run_round(server, sets)
-        server.close()
-        os._exit(0)
-    finally:
-        os._exit(1)
+    def act():
+        with Server.load(folder) as server:
+            ClientStore.commit = commits
+            run_round(server, sets)
+
+    return killed(act)
 
 
 def test_killed_at_each_commit(folder_in_memory):
@@ -517,7 +515,7 @@ def test_a_commit_that_fails_in_one_group_closes_the_server(folder_in_memory, mo
         run_round(server, sets)
     assert server.x.tobytes() == before[0]
     assert server.round_number == 1
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match=r"Server\.load"):
         run_round(server, sets)
     with Server.load(folder_in_memory / "run") as server:
         assert state(server) == before
@@ -594,6 +592,24 @@ def test_an_update_in_pieces_may_lack_groups():
     run_round(twin, [["image"]] * N, [1])
     assert state(server) == state(twin)
     assert "pool" in opened.report.rejected[0][1]
+
+
+def test_a_folder_is_read_while_a_server_writes(folder_in_memory, monkeypatch):
+    """The server has a further round after each store is opened, and after its rows are copied."""
+    folder, read, copy_to = folder_in_memory / "run", Content.read, Content.copy_to
+    with new_server("MIFA", storage=Storage(folder, journal=True, audit=True)) as server:
+
+        def then_a_round(done):
+            run_round(server, sets_of(THREE))
+            return done
+
+        monkeypatch.setattr(Content, "read", lambda folder: then_a_round(read(folder)))
+        monkeypatch.setattr(Content, "copy_to", lambda *of: then_a_round(copy_to(*of)))
+        for command in ("info", "verify", "verify --round", "audit", f"export {folder_in_memory}/x.npz"):
+            name, *more = command.split()
+            assert invoke("store", name, folder, *more).status == 0
+        copy = Server.load(folder, storage=Storage(medium="ram"))
+        assert copy.round_number == len(copy.audit_log()) < server.round_number
 
 
 def test_commands_read_the_folder(folder_in_memory, capsys):

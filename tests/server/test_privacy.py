@@ -19,7 +19,7 @@ from fedcore.server.folder import Journal, open_updates
 from fedcore.server.report import ROUND
 from fedcore.store.inspect import state_of
 from tests import oracle
-from tests.kills import calls_of, die_at, ended, killed
+from tests.kills import calls_of, die_at, killed
 
 n, N = 5, 4
 RULE = PrivateMean(clip=2.0, noise=1.5, expected=4, rate=0.5, rounds=10)
@@ -365,17 +365,13 @@ def test_wrong_options(options, name):
 
 def test_a_kill_between_the_commit_and_the_journal_leaves_no_update_after_a_load(tmp_path, monkeypatch):
     rows = np.random.default_rng(0).random((N, n), np.float32)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            server = server_of(storage=Storage(tmp_path / "s", journal=True))
-            monkeypatch.setattr(
-                Journal, "retain", lambda _, known: known == () and os.kill(os.getpid(), signal.SIGKILL)
-            )
-            server.round(updates(rows))
-        finally:
-            os._exit(3)
-    assert os.WIFSIGNALED(ended(pid))
+
+    def act():
+        server = server_of(storage=Storage(tmp_path / "s", journal=True))
+        monkeypatch.setattr(Journal, "retain", lambda _, known: known == () and os.kill(os.getpid(), signal.SIGKILL))
+        server.round(updates(rows))
+
+    assert killed(act)
     journal = tmp_path / "s" / "round" / "rows.slots"
     assert (-rows[0]).tobytes() in journal.read_bytes()
     with Server.load(tmp_path / "s") as server:

@@ -14,6 +14,7 @@ from fedcore.store.files import disk, index
 from fedcore.store.files.slot_file import IDLE_SECONDS
 from fedcore.store.registry import MOST
 from fedcore.store.slots import GRAINS, VERSION, Geometry
+from tests.kills import killed
 from tests.kit import python
 from tests.server.invariant import contradictions
 from tests.store.kit import content, full, write
@@ -274,16 +275,14 @@ def test_a_fork_has_its_own_rows():
     store = ClientStore(2, 300_000)  # rows on huge pages, if the system has them
     write(store, 0, content(300_000, 0))
     store.commit(0)
-    child = os.fork()
-    if child == 0:
-        try:
-            for round in (1, 2, 3):
-                write(store, 0, content(300_000, round))
-                store.commit(round)
-            np.testing.assert_array_equal(store.read(0), content(300_000, 3))
-        finally:
-            os._exit(0 if store.round == 3 else 1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def act():
+        for round in (1, 2, 3):
+            write(store, 0, content(300_000, round))
+            store.commit(round)
+        np.testing.assert_array_equal(store.read(0), content(300_000, 3))
+
+    assert not killed(act)
     assert store.round == 0
     np.testing.assert_array_equal(store.read(0), content(300_000, 0))
     store.stage(1)[:] = 0

@@ -240,22 +240,22 @@ def test_the_errors_for_foreign_and_newer_files(path, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(errors.StoreError, match=r"empty: .* \[\]"):
         ClientStore.open(tmp_path / "empty")
-    connection = sqlite3.connect(path / "index.sqlite")
-    connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-    connection.close()
-    with pytest.raises(errors.StoreError, match=rf"index.sqlite: format {VERSION + 1} is unknown"):
-        ClientStore.open(path)
-    connection = sqlite3.connect(path / "index.sqlite")
-    connection.execute("PRAGMA user_version = 1")
-    connection.close()
-    with pytest.raises(errors.CorruptionError, match=r"index.sqlite: damaged: schema: "):
-        ClientStore.open(path)
-    connection = sqlite3.connect(path / "index.sqlite")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-    connection.close()
-    (path / "rows.slots").write_bytes(b"GIF89a" + bytes(10_000))
-    with pytest.raises(errors.StoreError, match=r"rows.slots: not a file of a fedcore store"):
-        ClientStore.open(path)
+    (path / "lock").write_text("zrocess 7\n")  # writers need it
+    assert "lock: not a lock file" in harm(path, readonly=False)
+    assert "lock: not a lock file" in invoke("store", "verify", path).output
+    new = rf"index.sqlite: format {VERSION + 1} is unknown"
+    for version, problem in (
+        (VERSION + 1, new),
+        (1, r"index.sqlite: damaged: schema: "),
+        (VERSION, "rows.slots: not a file"),
+    ):
+        with sqlite3.connect(path / "index.sqlite") as index:
+            index.execute(f"PRAGMA user_version = {version}")
+        index.close()
+        if version == VERSION:
+            (path / "rows.slots").write_bytes(b"GIF89a" + bytes(10_000))
+        with pytest.raises(errors.StoreError, match=problem):
+            ClientStore.open(path, readonly=True)
 
 
 def test_slots_of_another_format_than_the_index(tmp_path):

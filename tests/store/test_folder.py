@@ -21,6 +21,7 @@ from fedcore.store.files import disk
 from fedcore.store.files import folder as store_folder
 from fedcore.store.files.inventory import draft_of
 from fedcore.store.files.locks import WriterLock
+from tests.kills import killed
 from tests.store.kit import content, write
 
 N = 40
@@ -190,6 +191,15 @@ def test_a_draft_that_is_deleted_before_it_is_locked_is_made_again(tmp_path, mon
     made(tmp_path / "run")
     assert len(swept) == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("act", [made, saved])
+def test_a_store_that_another_process_creates_meanwhile_stays(tmp_path, monkeypatch, act):
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", lambda *names: (patch.undo(), made(tmp_path / "run", 7), os.rename(*names)))
+        with pytest.raises(errors.LockedError):
+            act(tmp_path / "run")
+    assert (round_of(tmp_path / "run"), os.listdir(tmp_path)) == (7, ["run"])
 
 
 def test_saving_over_a_copy_with_other_files_is_rejected(tmp_path):
@@ -484,14 +494,11 @@ def test_a_changed_working_directory_changes_nothing(here):
         one.checkpoint()
     reader.refresh()
     assert reader.round == 1
-    if not (child := os.fork()):
-        status = 1
-        try:
-            assert reader.read("new")[0] == pytest.approx(-10)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def act():
+        assert reader.read("new")[0] == pytest.approx(-10)
+
+    assert not killed(act)
     server.compact()
     server.save("copy")
     many.save("copies")

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, errors
 from fedcore.store.files import disk
+from tests.kills import killed
 from tests.kit import python
 from tests.store.disks import SIZES, fill, image, mounted
 from tests.store.kit import CALLS, broken, content, each_call, fail_at, full, write
@@ -244,23 +244,18 @@ def test_a_folder_that_cannot_be_written_to(tmp_path_factory):
             attempt(store, 0)
         for entry in [folder, *folder.rglob("*")]:
             entry.chmod(0o555 if entry.is_dir() else 0o444)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                if os.geteuid() == 0:  # root may write everywhere
-                    os.setgid(65534)
-                    os.setuid(65534)
-                look_but_do_not_touch(folder)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        for entry in [folder, *folder.rglob("*")]:
-            entry.chmod(0o755)
-        assert status == 0
+
+        def act():
+            if os.geteuid() == 0:  # root may write everywhere
+                os.setgid(65534)
+                os.setuid(65534)
+            look_but_do_not_touch(folder)
+
+        try:
+            assert not killed(act)
+        finally:
+            for entry in [folder, *folder.rglob("*")]:
+                entry.chmod(0o755)
         with ClientStore.open(folder / "store") as store:
             attempt(store, 1)
 

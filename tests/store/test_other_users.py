@@ -16,6 +16,7 @@ from fedcore import ClientStore, Server, Storage, cluster, errors
 from fedcore.store import inspect as recovery
 from fedcore.store.files import folder as atomic_folder
 from fedcore.store.inspect import state_of
+from tests.kills import killed
 from tests.store.kit import OPENED, OPENING, as_user, content, meanwhile, opened_to_all, write
 
 N = 30
@@ -149,14 +150,12 @@ def test_an_index_in_the_mode_of_rollback_journals_is_rejected(folder):
 def test_a_journal_is_rejected_when_a_fork_opens_the_index_again(folder):
     with ClientStore.open(folder) as store:
         (folder / "index.sqlite-journal").write_bytes(b"")
-        process = os.fork()
-        if process == 0:
-            try:
+
+        def act():
+            with pytest.raises(errors.StoreError):
                 store._folder.index.head()
-            except errors.StoreError:
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(process, 0)[1] == 0
+
+        assert not killed(act)
         (folder / "index.sqlite-journal").unlink()
 
 

@@ -6,16 +6,15 @@ Run as a program, because it forks: ``undo_killed.py FOLDER DURABILITY=STRIDE ..
 """
 
 import json
-import os
 import random
 import shutil
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
 
 from fedcore import ClientStore
-from tests.kills import count_calls, die_at
+from tests import kills
+from tests.kills import calls_of, die_at
 from tests.store.kit import assert_is_at, made, play
 from tests.store.test_format import FORMATS, values, write_row
 
@@ -69,30 +68,17 @@ OPERATIONS = {
 
 def killed(work, call, after):
     """Whether a child that works was killed, at its ``call``-th call into the system, before or after it."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            die_at(call, after=after)
-            work()
-            os._exit(0)
-        finally:
-            os._exit(3)
-    status = os.waitpid(pid, 0)[1]
-    assert status == 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL), status
-    return status != 0
+
+    def act():
+        die_at(call, after=after)
+        work()
+
+    return kills.killed(act)
 
 
 def moments(work, stride, chance):
     """Some of the calls at which working children are killed, and whether after the call."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            calls = count_calls()
-            work()
-            os._exit(len(calls))
-        finally:
-            os._exit(255)
-    calls = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    calls = calls_of(work)
     assert 0 < calls < 200, calls
     every = [(call, after) for call in range(1, calls + 1) for after in (False, True)]
     return sorted(chance.sample(every, min(len(every), max(3, len(every) // stride))))

@@ -19,7 +19,7 @@ from fedcore.store.files import disk, inventory
 from fedcore.store.files.entries import Entries, Head, Listed, Previous, Transaction, stored
 from fedcore.store.files.index import KEEPS_PREVIOUS, Index
 from fedcore.store.files.inventory import INDEX, LOCK, LOG, READERS, ROWS, VECTORS
-from fedcore.store.files.locks import ReaderPin, WriterLock, oldest_pin, pins
+from fedcore.store.files.locks import ReaderPin, WriterLock, lock_problem, oldest_pin, pins
 from fedcore.store.files.slot_file import Header, SlotFile, is_made_by, version_of
 from fedcore.store.registry import Registry
 from fedcore.store.slots import RowFormat
@@ -169,6 +169,10 @@ class Folder:
         """Whether a sync failed. The durable data are then unknown until the folder is opened again."""
         return self._sync_failed or self.index.in_doubt
 
+    def problems(self) -> list[str | None]:
+        """Return the faults of the lock file and of the index; None for none."""
+        return [lock_problem(self._at), *(f"{self.index.path}: {line}" for line in self.index.check())]
+
     def require_lock(self) -> None:
         """Raise a LockedError if another process may have taken the right to write."""
         if self._lock is not None:
@@ -262,10 +266,9 @@ class Folder:
 def _hint(path: Path) -> str:
     """Return the end of an error text: a hint about the content of the path."""
     if not path.exists():
-        previous = sorted(path.parent.glob(f"{escape(path.name)}.previous-*"))
-        return (
-            f"; {previous[-1]} is an older copy of an interrupted save" if previous else "; the folder does not exist"
-        )
+        for previous in sorted(path.parent.glob(f"{escape(path.name)}.previous-*"), reverse=True):
+            return f"; {previous} is an older copy of an interrupted save"
+        return "; the folder does not exist"
     if path.is_dir():
         return f"; the folder has {sorted(entry.name for entry in path.iterdir())[:8]}"
     return "; the path is a file"
@@ -503,7 +506,12 @@ def sweep(path: Path) -> None:
 def _put_in_place(place: Path, lock: WriterLock, path: Path, old: WriterLock | None) -> None:
     """Rename ``place`` to ``path``, and delete the old store."""
     if old is None:
-        disk.rename(place, path)
+        try:
+            disk.rename(place, path)
+        except OSError as error:
+            if not _is_store(path):
+                raise
+            raise LockedError(f"{path}: another process has created a store there meanwhile; open it") from error
         lock.mark(disposable=False)
         return
     old.mark(disposable=True)  # a process that is killed after the exchange leaves the old store under the draft's name

@@ -221,6 +221,7 @@ class Index:
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
         self._known: str | None = None  # the head that this process loaded or wrote last
         self._tried: str | None = None  # the head that this process tried to write last
+        self._documents = -1  # the number of the last document of that head
         self._version = 0  # SQLite's data_version of the file, which other connections' transactions change
         try:
             with self._reading() as connection:
@@ -308,6 +309,7 @@ class Index:
             if total(digests) != head.rows_sum or (table[:, :3] < 0).any():
                 raise CorruptionError("rows: the digest does not match")
             previous = _read_previous(connection, head)
+            self._documents = _last_document(connection)
             self._read_head(connection)
         self._digests = np.zeros(int(rows["number"].max(initial=-1)) + 1, np.uint64)
         self._digests[rows["number"]] = digests
@@ -339,8 +341,8 @@ class Index:
             entries.write_clients(connection, clients)
             connection.executemany("DELETE FROM clients WHERE number = ?", zip(removed))
             if documents:
-                if not _has_documents(connection):
-                    connection.execute(_DOCUMENTS)
+                self._documents = documents[-1][0]
+                connection.execute(_DOCUMENTS.replace("TABLE", "TABLE IF NOT EXISTS"))
                 connection.execute("DELETE FROM documents WHERE number >= ?", (documents[0][0],))
                 connection.executemany("INSERT INTO documents VALUES(?, ?)", documents)
             listed = dict(before)
@@ -367,12 +369,14 @@ class Index:
         return head
 
     def documents(self, first: int = 0) -> list[tuple[int, str]]:
-        """Return the caller's documents from the number ``first`` on, by ascending number."""
+        """Return the caller's documents from the number ``first`` on, by ascending number.
+
+        For a reader, those that the commit of ``load`` has: later commits only append documents.
+        """
         with self._reading() as connection:
-            if not _has_documents(connection):
-                return []
-            query = "SELECT number, content FROM documents WHERE number >= ? ORDER BY number"
-            return [(int(number), str(text)) for number, text in connection.execute(query, (first,))]
+            query = "SELECT number, content FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+            found = connection.execute(query, (first, self._documents)) if self._documents >= 0 else ()
+            return [(int(number), str(text)) for number, text in found]
 
     def has(self, sequence: int) -> bool:
         """Whether the file has this process's own transaction of that number."""
@@ -532,8 +536,10 @@ def _version_of(path: Path, connection: sqlite3.Connection) -> int:
     return version
 
 
-def _has_documents(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'documents'").fetchone() is not None
+def _last_document(connection: sqlite3.Connection) -> int:
+    """Return the number of the last document; -1 without documents."""
+    table = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'documents'").fetchone()
+    return -1 if table is None else connection.execute("SELECT ifnull(max(number), -1) FROM documents").fetchone()[0]
 
 
 def _read_previous(connection: sqlite3.Connection, last: Head) -> Previous | None:

@@ -136,8 +136,8 @@ class WriterLock(_LockedFile):
         path = self._path
         self._fd = folder.open(LOCK, os.O_RDONLY if shared and folder.found(LOCK) else os.O_RDWR | os.O_CREAT)
         content = self._content(self._fd)
-        if content and not content.startswith(b"process "):
-            raise StoreError(f"{path}: not a lock file of a store")
+        if problem := lock_problem(folder):
+            raise StoreError(problem)
         if not shared and os.fstat(self._fd).st_nlink > 1:
             raise StoreError(f"{path}: {HARD_LINKS}")
         try:
@@ -209,6 +209,14 @@ class ReaderPin(_LockedFile):
             with suppress(OSError), opened(READERS, FOLDER | UNLISTED, self._folder.fd) as notes:
                 os.unlink(self._path.name, dir_fd=notes)
             self.release()
+
+
+def lock_problem(folder: OpenFolder) -> str | None:
+    """Return a line if the lock file is damaged; the store could not be opened for writing."""
+    with suppress(OSError), opened(LOCK, os.O_RDONLY | SAFE, folder.fd) as fd:
+        if os.pread(fd, 8, 0) not in (b"", b"process "):
+            return f"{folder.path / LOCK}: not a lock file of a store; delete it if no process uses the folder"
+    return None
 
 
 def pins(folder: OpenFolder) -> list[tuple[int, int]]:
