@@ -64,9 +64,6 @@ def _at(task: Task, module: nn.Module, x: npt.NDArray[np.float32]) -> FlatModel:
     """Return the module in training mode, with the values of a vector and the task's integer counters."""
     model = FlatModel(module)
     model.layout.flatten(task.tensors)  # raises an error if the module's tensors differ
-    model.load(x)
-    buffers = dict(module.named_buffers())
-    for piece in model.layout.outside:
-        buffers[piece.name].copy_(torch.from_numpy(task.tensors[piece.name].copy()))
+    model.load(x, model.layout.read_counters(task.tensors))
     module.train()
     return model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 
 from fedcore import algorithms
 from fedcore.algorithms.local_rules import LocalRule, OneMinibatch, Table, minibatches
@@ -51,6 +51,20 @@ def parts(dataset):
 def convolution():
     with seeded(1, "tests"):
         return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 10))
+
+
+class Stateful(nn.Sequential):
+    """A model with a counter and another buffer that a server does not know, and random numbers, also in evaluation."""
+
+    def __init__(self):
+        with seeded(1, "tests"):
+            super().__init__(nn.Flatten(), nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 10), nn.RReLU())
+        self.register_buffer("seen", torch.zeros(10), persistent=False)
+
+    def forward(self, images):
+        scores = dropout(super().forward(images), 0.2, training=True)
+        self.seen += self.training * scores.detach().mean(0)
+        return scores + self.seen
 
 
 def engine(dataset, parts, *, module=None, **options):
@@ -100,9 +114,13 @@ def test_an_update_is_sgd_on_the_client_s_part(dataset, parts, together):
     assert np.abs(update.value - work.initial).max() > 1e-3
 
 
-def test_an_update_does_not_depend_on_other_clients_or_groups(dataset, parts, monkeypatch):
-    work = engine(dataset, parts)
+@pytest.mark.parametrize("module", [None, Stateful])
+def test_an_update_does_not_depend_on_other_clients_or_groups(dataset, parts, monkeypatch, module):
+    work = engine(dataset, parts, module=module)
     together = models(work, sent(work, 0, 1, 3))
+    asked = [replace(sent(work, *ids), needs_loss=True) for ids in ((0, 3), (3,))]
+    assert len({[update.loss for update in work.updates(one)][-1] for one in asked}) == 1
+    assert work.evaluate(work.initial) == work.evaluate(work.initial)
     for client, y in models(work, sent(work, 3, 0)).items():
         np.testing.assert_array_equal(y, together[client])
     assert not np.array_equal(together[0], models(work, sent(work, 0, round=1))[0])
@@ -313,7 +331,7 @@ def test_what_is_trained_together_is_a_matter_of_the_model(dataset, parts, modul
 
 @pytest.mark.parametrize("batch", [7, 1000])
 def test_evaluation(dataset, parts, batch, monkeypatch):
-    monkeypatch.setattr(inprocess, "EVALUATION_BATCH", batch)
+    monkeypatch.setattr("fedcore.sim.sgd.SCORED", batch)
     work = engine(dataset, parts)
     models(work, sent(work, 0))  # This changes the model.
     got = work.evaluate(work.initial)
