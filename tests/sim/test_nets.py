@@ -1,14 +1,17 @@
 """The models by name."""
 
 import math
+from functools import partial
+from threading import Lock
 
 import pytest
 import torch
 from torch import nn
 
-from fedcore.errors import RangeError, ShapeError, UnknownNameError
+from fedcore.errors import ConfigError, RangeError, ShapeError, UnknownNameError
 from fedcore.model import Layout
 from fedcore.sim import nets
+from fedcore.sim.experiment import load_preset
 
 MODELS = {
     "lenet": (44_426, (1, 28, 28), 10),
@@ -100,6 +103,29 @@ def test_examples_of_a_wrong_shape_are_rejected(name, shape):
         nets.scores(name, shape)
 
 
+class Odd(nn.Linear):
+    """A user's model whose forward pass returns something else than the scores."""
+
+    def __init__(self, change):
+        super().__init__(64, 10)
+        self.change = change
+
+    def forward(self, images):
+        return self.change(super().forward(images.flatten(1)))
+
+
+CHANGES = [lambda s: (s, s), lambda s: s[:, 0], lambda s: s[..., None], lambda s: s.argmax(1, keepdim=True), Lock()]
+
+
+@pytest.mark.parametrize(
+    "make", [list.pop, nn.Flatten, partial(nn.LazyLinear, 10), *(partial(Odd, c) for c in CHANGES)]
+)
+def test_a_user_s_model_with_a_fault_is_a_problem_of_the_configuration(make, monkeypatch):
+    monkeypatch.setitem(nets.REGISTRY, "odd", make)
+    with pytest.raises(ConfigError, match=r"^quickstart: model: "):
+        load_preset("quickstart", ["model=odd"])
+
+
 def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(UnknownNameError, match="model: 'lenett' is unknown; did you mean 'lenet'"):
         nets.build("lenett", seed=0)
@@ -143,13 +169,9 @@ def widths(module):
         (nets.logistic, [10]),
     ],
 )
-def test_the_papers_widths(make, expected):
+def test_the_papers_widths_and_unpublished_ones_as_arguments(make, expected):
     assert widths(make()) == expected
-
-
-@pytest.mark.parametrize("make", [nets.mlp_mnist, nets.relu_mnist, nets.mlp_cifar10])
-def test_unpublished_widths_are_arguments(make):
-    assert widths(make(hidden=[7])) == [7, 10]
+    assert make is nets.logistic or widths(make(hidden=[7])) == [7, 10]
 
 
 @pytest.fixture(scope="module")
