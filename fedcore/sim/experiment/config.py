@@ -424,8 +424,7 @@ def _place(tables: Tables, key: str, where: str) -> tuple[Tables, str]:
 
 def _apply(tables: Tables, overrides: Sequence[str] | Mapping[str, Any]) -> None:
     """Apply overrides in place; their own tables do not change."""
-    for override in overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides):
-        key, value = override
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides):
         table, last = _place(tables, key, f"override {key!r}")
         if value is None:
             table.pop(last, None)

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from fedcore import algorithms, rules
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
 from fedcore.algorithms.local_rules import full_steps_of
-from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
+from fedcore.errors import FedcoreError, RangeError, UnknownNameError
 from fedcore.options import as_policy
 from fedcore.runtime import import_quietly
 from fedcore.server import Server
@@ -575,10 +575,7 @@ class Model(FromRegistry):
         """Raise a problem if the model does not exist, or does not fit the examples of the data set ``name``."""
         _find(self.registry(), self.name, "name")
         super()._check_types()
-        try:
-            scores = _scores(self.model_dump_json(), source.shape)
-        except ShapeError as error:
-            raise problem(f"{error}; these are the examples of {name!r}") from None
+        scores = _scores(self.model_dump_json(), source.shape)
         if scores != source.classes:
             raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
 
