@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from torch import nn
 
 from fedcore.sim.data import Source, load
 from fedcore.sim.experiment import Sweep, load_preset, run_sweep
@@ -19,10 +18,6 @@ FEDAVG = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg']", "local.epochs=1"]
 
 UNTESTED = Source(lambda: replace(d := load("digits"), test_x=d.test_x[:0], test_y=d.test_y[:0]), "", (1, 8, 8), 10)
 """The digits without test examples."""
-
-
-def flat_norm():
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
 
 
 @cache

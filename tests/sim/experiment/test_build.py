@@ -46,7 +46,7 @@ def test_batchnorm_statistics_are_averaged_without_correction(norm):
 
 def test_a_run_that_cannot_succeed_names_the_remedy(tmp_path):
     for change, message in (
-        ("model='tests.sim.experiment.kit:flat_norm'", r"^client \d+: .*local\.batch"),
+        ("model='tests.sim.engines.test_inprocess:Stateful'", r"^client \d+: .*local\.batch"),
         ("data='tests.sim.experiment.kit:UNTESTED'", "validation"),
         ("algorithms=['FlexibleFedAvg']", r"algorithms\.0: .*local_steps"),
     ):
