@@ -17,12 +17,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import isclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.arrays import F32
+from fedcore.arrays import F32, I64
 from fedcore.kernels import squared_norms
 from fedcore.runtime import generator
 from fedcore.server import Broadcast, Update
@@ -32,7 +31,6 @@ from fedcore.store.registry import ClientId
 from fedcore.validation import Registry
 
 Factor = Annotated[float, Real("(-inf, inf)")]
-Labels = npt.NDArray[np.int64]
 
 
 class Attack(Checked):
@@ -60,7 +58,7 @@ class Attack(Checked):
         """Return the update with the numbers that the client reports. Default: the true ones."""
         return update
 
-    def labels(self, labels: Labels, classes: int) -> Labels:
+    def labels(self, labels: I64, classes: int) -> I64:
         """Return the labels, int64[m], on which a dishonest client trains. Default: the true ones."""
         return labels
 
@@ -181,7 +179,7 @@ class FreeRider(Attack):
 class LabelFlip(Attack):
     """Train on the labels C - 1 - y, with C classes (Fang et al., USENIX Security 2020)."""
 
-    def labels(self, labels: Labels, classes: int) -> Labels:
+    def labels(self, labels: I64, classes: int) -> I64:
         """The mirrored labels."""
         return classes - 1 - labels
 
@@ -231,11 +229,8 @@ REGISTRY: Registry[type[Attack]] = Registry(
 """The attacks, keyed by name."""
 
 
-class Vectors(NamedTuple):
-    """What a client moved, y - x or its mean gradient, and its second vector, if any; both float32[n_parameters]."""
-
-    moved: F32
-    control: F32 | None
+Vectors = tuple[F32, F32 | None]
+"""What a client moved, y - x or its mean gradient, and its second vector, if any; both float32[n_parameters]."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +247,7 @@ class Liars:
     clients: Sequence[ClientId]
     seed: int = 0
 
-    def poisoned(self, dataset: Dataset, parts: Sequence[npt.NDArray[np.int64]]) -> Dataset:
+    def poisoned(self, dataset: Dataset, parts: Sequence[I64]) -> Dataset:
         """Return a data set with the labels on which the dishonest clients train; ``parts[i]`` belongs to client i."""
         labels = dataset.train_y.copy()
         for client in self.clients:
@@ -283,7 +278,7 @@ class Liars:
                 y = update.vector("value", p if update.kind == "gradient" else len(x))
                 moved = y - x if update.kind == "model" else y.copy()
                 control = None if update.control is None else update.vector("control", p).copy()
-                vectors = Vectors(moved[:p], control)
+                vectors = moved[:p], control
                 if is_honest:
                     honest.append(vectors)
                 else:
@@ -292,10 +287,10 @@ class Liars:
                 yield update
         for update, moved, own in to_replace:
             others = honest or [own] if self.attack.sees_honest else []
-            moved[:p] = self._lie(update, broadcast.round, own.moved, [one.moved for one in others])
-            control = own.control
-            if control is not None:
-                control = self._lie(update, broadcast.round, control, [one.control for one in others])
+            moved[:p], control = (
+                None if vector is None else self._lie(update, broadcast.round, vector, [one[kind] for one in others])
+                for kind, vector in enumerate(own)
+            )
             value = sent.start(update.client) + moved if update.kind == "model" else moved
             yield self.attack.counts(update._replace(value=value, control=control, keep=True))
 

@@ -34,14 +34,15 @@ class Real:
 class Checked:
     """Base class of dataclasses whose fields are checked by their annotations, also by a ``Literal``.
 
-    A field that is None by default may be None.
+    A field that is None by default may be None, also beside a ``Literal``.
     """
 
     def __post_init__(self) -> None:
         for one in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, one.name)
-            if get_origin(one.type) is Literal and value not in get_args(one.type):
-                raise UnknownNameError.of(one.name, value, get_args(one.type))
+            for kind in (one.type, *get_args(one.type)):
+                if get_origin(kind) is Literal and value not in (*get_args(kind), one.default):
+                    raise UnknownNameError.of(one.name, value, get_args(kind))
             for check in getattr(one.type, "__metadata__", ()):
                 if isinstance(check, Whole | Real) and (value is not None or one.default is not None):
                     object.__setattr__(self, one.name, check.checked(self, one.name, value))

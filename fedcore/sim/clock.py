@@ -198,8 +198,6 @@ class Arrivals:
     def start(self) -> list[tuple[int, Active]]:
         """Start free clients now; return the number of each work, and its client with its share."""
         found: list[tuple[int, Active]] = []
-        if len(self._at_work) == self.concurrency:
-            return found
         free = self.among.active(self._period)
         free = free.only(~np.isin(free.clients, [work.client for work in self._at_work]))
         while len(free) and len(self._at_work) < self.concurrency:

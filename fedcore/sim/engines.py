@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, MimiC, is_computed_locally, local_rules
 from fedcore.algorithms.local_rules import Indices, LocalRule, Sgd, Table
@@ -106,16 +105,13 @@ class Sent(Protocol):
     @property
     def x(self) -> F32:
         """float32[n], the model from which clients start, read-only and in host memory."""
-        ...
 
     @property
     def common(self) -> Instructions:
         """The instructions to all clients, without an offset."""
-        ...
 
     def of(self, client: int) -> Instructions:
         """Compute the offset of one client, and return the instructions to this client."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -160,9 +156,7 @@ class Parts:
     other arguments see ``InProcess``.
     """
 
-    def __init__(
-        self, held: Sequence[npt.NDArray[np.int64]], examples: int, sizes: Minibatches, options: "LocalOptions"
-    ) -> None:
+    def __init__(self, held: Sequence[Indices], examples: int, sizes: Minibatches, options: "LocalOptions") -> None:
         if not len(held):
             raise RangeError("parts: must not be empty")
         lengths = np.fromiter(map(len, held), np.int64, len(held))
@@ -184,7 +178,7 @@ class Parts:
         """Return the number of clients."""
         return len(self._held)
 
-    def __getitem__(self, client: int) -> npt.NDArray[np.int64]:
+    def __getitem__(self, client: int) -> Indices:
         """Return the indices of a client's training examples."""
         return self._held[client]
 
@@ -196,9 +190,8 @@ class Parts:
         _check_clients_can(broadcast.keeps_row, broadcast.second_vector)
         if broadcast.plain and not self.options.plain:
             raise RangeError(f"options: {self.options}: plain steps are needed, without momentum or clip")
-        ids = [client for client in broadcast.ids if isinstance(client, int) and 0 <= client < len(self)]
-        if len(ids) < len(broadcast.ids):
-            unknown = [client for client in broadcast.ids if client not in ids]
+        ids: list[Any] = list(broadcast.ids)
+        if unknown := [one for one in ids if not (isinstance(one, int) and 0 <= one < len(self))]:
             raise UnknownClientError(f"ids: unknown clients {unknown}; the clients are 0 .. {len(self) - 1}")
         steps, counts = self._full_steps(ids, broadcast.local_rule), np.ones(len(ids), np.int64)
         if minibatches is not None:
@@ -396,13 +389,12 @@ class RecoveringClients(KeepingClients):
         on_host, ids = _without_rows(broadcast.on_host()), set(broadcast.ids)
         if self._gamma and self._sent is not None:
             x, sent_to = self._sent
-            p = len(broadcast.offset(broadcast.ids[0])) if broadcast.ids else len(x)
-            self._g, self._know_g, self._gamma = (x[:p] - on_host.x[:p]) / np.float32(self._gamma), sent_to, 0.0
-        self._sent = on_host.x, ids
-        if self._g is not None:
-            self.bytes_more = self._g.nbytes * len(ids - self._know_g)
+            self._g, self._know_g, self._gamma = (x - on_host.x) / np.float32(self._gamma), sent_to, 0.0
+        self._sent, self.bytes_more = (on_host.x, ids), 0
+        if self._g is not None and ids:
+            along = self._share * self._g[: len(broadcast.offset(broadcast.ids[0]))]
+            self.bytes_more = along.nbytes * len(ids - self._know_g)
             self._know_g |= ids
-            along = self._share * self._g
             on_host = _with_offsets(on_host, lambda _: along)
         yield from self.inner.updates(on_host, active)
 

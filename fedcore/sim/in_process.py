@@ -4,20 +4,19 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from fedcore.algorithms.local_rules import LocalRule, Table, along
-from fedcore.arrays import F32, to_host
+from fedcore.arrays import F32, I64, Vector, to_host
+from fedcore.errors import RangeError
 from fedcore.profiling import span, timed
 from fedcore.server import Broadcast, Update
 from fedcore.server.broadcast import Instructions
@@ -26,13 +25,20 @@ from fedcore.sim.batching.layers import Net
 from fedcore.sim.data import Dataset
 from fedcore.sim.engines import Engine, Evaluation, Minibatches, Parts, Plan, standing
 from fedcore.sim.participation import Active
-from fedcore.sim.sgd import FlatModel, LocalOptions, Work, mean_loss, on_host, repeatable, seeded, sgd, torch_device
+from fedcore.sim.sgd import (
+    FlatModel,
+    LocalOptions,
+    Work,
+    mean_loss,
+    on_host,
+    repeatable,
+    scored,
+    seeded,
+    sgd,
+    torch_device,
+)
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer
-
-EVALUATION_BATCH = 500
-"""Test examples per call: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
-(10,000 images on one core: 0.33 s; with 1,000 per call 0.54 s)."""
 
 Trained = tuple[int, F32, Work]
 """A client, its y, and its ``Work``."""
@@ -40,8 +46,6 @@ Group = list[tuple[int, Table, Instructions]]
 """The clients of one call, with their minibatches and instructions."""
 A = TypeVar("A")
 B = TypeVar("B")
-
-DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class InProcess(Engine):
@@ -77,7 +81,8 @@ class InProcess(Engine):
         UnknownNameError, DeviceError: torch has no such device.
 
     Determinism: on one torch thread of the CPU, an update depends only on the seed, the broadcast and the client. The
-        module must have no integer counters, and draw random numbers only in dropout layers. Rounding may depend on:
+        module must draw random numbers from torch only, and keep its state in parameters and buffers: each client
+        starts with the counters and non-persistent buffers of the given module. Rounding may depend on:
 
         - the number of torch threads; with several, also on the number of clients that are trained together;
         - the way of training, which depends only on the model, the device and ``together``;
@@ -90,7 +95,7 @@ class InProcess(Engine):
         self,
         module: nn.Module,
         dataset: Dataset,
-        parts: Sequence[npt.NDArray[np.int64]],
+        parts: Sequence[I64],
         *,
         batch: int,
         epochs: int | None = None,
@@ -109,13 +114,12 @@ class InProcess(Engine):
         self._model = FlatModel(module, self._device)
         threads = check_integer("threads", threads, 1)
         self._threads = threads if self._device.type == "cpu" else 1
-        self._drops_out = any(isinstance(layer, DROPOUT) for layer in module.modules())
         self._train = self._on_device(dataset.train_x), self._on_device(dataset.train_y)
         self._test = self._on_device(dataset.test_x), self._on_device(dataset.test_y)
         self._previous: FlatModel | None = None
         self.initial: F32 = self._model.flat.cpu().numpy().copy()
 
-    def _on_device(self, examples: npt.NDArray[Any]) -> torch.Tensor:
+    def _on_device(self, examples: Vector) -> torch.Tensor:
         return torch.from_numpy(examples).to(self._device)
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
@@ -154,8 +158,10 @@ class InProcess(Engine):
     def _with_losses(self, plan: Plan, trained: Iterator[Trained]) -> Iterator[Trained]:
         """Add each client's loss at x, which is computed before the first client is trained."""
         self._model.load(plan.sent.x)
-        with repeatable(self._device):
-            losses = {client: mean_loss(self._model, *self._train, self.parts[client]) for client in plan.clients}
+        losses = dict[int, float]()
+        for client in plan.clients:
+            with self._fixed("local: loss", round=plan.sent.common.round, client=client):
+                losses[client] = mean_loss(self._model, *self._train, self.parts[client])
         for client, y, work in trained:
             yield client, y, replace(work, loss=losses[client])
 
@@ -175,17 +181,15 @@ class InProcess(Engine):
         ``x`` is float32[n], read-only, in host memory or on a server's device. The result has the same bits for the
         same x and number of torch threads, on one kind of device.
         """
-        all_inputs, all_labels = self._test
-        correct, loss = 0, 0.0
-        with span("evaluate"), torch.inference_mode(), repeatable(self._device):
+        with span("evaluate"), self._fixed("evaluation"):
             self._model.load(to_host(x))
-            self._model.module.eval()
-            for start in range(0, len(all_labels), EVALUATION_BATCH):
-                labels = all_labels[start : start + EVALUATION_BATCH]
-                scores = self._model.module(all_inputs[start : start + EVALUATION_BATCH])
-                correct += int((scores.argmax(1) == labels).sum())
-                loss += float(cross_entropy(scores, labels, reduction="sum"))
-        return Evaluation(correct / len(all_labels), loss / len(all_labels))
+            return Evaluation(*scored(self._model, *self._test))
+
+    @contextmanager
+    def _fixed(self, purpose: str, **of: int) -> Iterator[None]:
+        """Compute with random numbers that depend only on the arguments, and with reproducible bits."""
+        with seeded(self.parts.seed, purpose, device=self._device, **of), repeatable(self._device):
+            yield
 
     @property
     def together(self) -> bool:
@@ -194,7 +198,7 @@ class InProcess(Engine):
 
     def _one_by_one(self, plan: Plan) -> Iterator[Trained]:
         sent, x, common = plan.sent, plan.sent.x, plan.sent.common
-        rule, round, seed = common.local_rule, common.round, self.parts.seed
+        rule, round = common.local_rule, common.round
         previous = None if common.x_prev is None else self._model_at(common.x_prev)
         for client, steps in zip(plan.clients, plan.steps, strict=True):
             told = sent.of(client)
@@ -203,11 +207,15 @@ class InProcess(Engine):
             part = self.parts[client]
             own = islice(self.parts.minibatches(round, client, rule, max(1, steps)), steps)
             batches = along(rule, own, len(part))
-            masks = seeded(seed, "local: dropout", round=round, client=client, device=self._device)
-            with masks if self._drops_out else nullcontext(), repeatable(self._device):
+            with self._fixed("local: dropout", round=round, client=client):
                 options: dict[str, Any] = {"x": x[: self._model.layout.n_parameters], "options": self.parts.options}
                 own_batches = (part[indices] for indices in batches)
-                work = sgd(self._model, *self._train, own_batches, told, previous=previous, **options)
+                try:
+                    work = sgd(self._model, *self._train, own_batches, told, previous=previous, **options)
+                except ValueError as error:
+                    if "per channel" not in str(error):
+                        raise
+                    raise RangeError(f"client {client}: {error}; choose another local.batch or local.steps") from error
             yield client, on_host(self._model.flat), work
 
     def _in_groups(self, net: Net, plan: Plan) -> Iterator[Trained]:
@@ -240,6 +248,7 @@ class InProcess(Engine):
     def _model_at(self, x_prev: F32) -> FlatModel:
         """Return a second model that holds x_{t-1}, for methods that need a gradient there."""
         if self._previous is None:
+            self._model.load(x_prev)  # resets the other buffers
             self._previous = FlatModel(copy.deepcopy(self._model.module), self._device)
         self._previous.load(x_prev)
         self._previous.module.train()

@@ -1,5 +1,6 @@
 """The models of the papers and examples."""
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedcore.errors import RangeError, ShapeError
-from fedcore.sim.sgd import seeded
+from fedcore.errors import FedcoreError, RangeError, ShapeError
+from fedcore.sim.sgd import FlatModel, seeded
 from fedcore.validation import Registry, check_integer, check_number
 
 
@@ -48,9 +49,10 @@ def layers(
     """Return the layers of a network by name: 5x5 convolutions with ReLU and max pooling by 2, then linear layers.
 
     ``convolutions`` has the channels after each convolution of an image with ``channels`` channels, ``side`` pixels
-    wide and high. ``sizes`` has the units of the linear layers, with ReLU between them; without convolutions, the first
-    is the number of inputs.
+    wide and high. ``sizes`` has the units of the linear layers, with ReLU between them, up to the number of classes;
+    without convolutions, the first is the number of inputs.
     """
+    check_integer("classes", sizes[-1], 1)
     found: OrderedDict[str, nn.Module] = OrderedDict()
     for number, after in enumerate(convolutions, start=1):
         found[f"conv{number}"] = nn.Conv2d(channels, after, 5, padding=padding)
@@ -71,7 +73,6 @@ class CNNCIFAR10(nn.Sequential):
     """
 
     def __init__(self, classes: int = 10) -> None:
-        check_integer("classes", classes, 1)
         super().__init__(layers([120, 84, classes], [6, 16], channels=3, side=32))
 
 
@@ -86,7 +87,6 @@ class CNNEMNIST(nn.Sequential):
     """
 
     def __init__(self, classes: int = 62) -> None:
-        check_integer("classes", classes, 1)
         super().__init__(layers([512, classes], [32, 64], side=28, padding=2))
 
 
@@ -243,18 +243,31 @@ def build(name: str, *, seed: int, **options: Any) -> nn.Module:
 
 
 def scores(name: str, shape: tuple[int, ...], **options: Any) -> int:
-    """Return the number of scores that a model has for an example of this shape, by applying it to one.
+    """Return the number of scores that a model has for an example of this shape, by applying a copy of it to one.
+
+    Raises:
+        ShapeError: the model cannot be made, copied or applied.
+        RangeError, DtypeError: it has no parameters, or others than float32, or does not return float32[b, classes].
 
     Cost: the time to create the model: milliseconds, or tenths of a second with ten million parameters.
 
     >>> scores("mlp", (1, 8, 8))
     10
     """
-    module = build(name, seed=0, **options).eval()
-    with torch.inference_mode():
-        try:
-            count: int = module(torch.zeros(1, *shape)).shape[1]
-        except RuntimeError as error:
-            why = str(error).rstrip(".")
-            raise ShapeError(f"{name!r}: does not take examples float32{[*shape]} ({why})") from None
-    return count
+    try:
+        model = FlatModel(copy.deepcopy(build(name, seed=0, **options)))
+        with torch.inference_mode():
+            found = model.module.eval()(torch.zeros(1, *shape))
+    except FedcoreError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ShapeError(
+            f"{name!r}: cannot be made, copied and applied to examples float32{[*shape]} ({why})"
+        ) from error
+    if not model.layout.n_parameters:
+        raise RangeError(f"{name!r}: has no parameters to train")
+    size = list(found.shape) if isinstance(found, Tensor) and found.is_floating_point() else []
+    if len(size) != 2 or size[0] != 1:
+        raise RangeError(f"{name!r}: must return scores float32[b, classes], got {found!r:.100} for one example")
+    return size[1]

@@ -120,8 +120,6 @@ class Participation(Checked, Represented, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.first_round not in ("all", None):
-            raise RangeError(f"first_round={self.first_round!r}: must be 'all' or None")
         if self.among is not None and not isinstance(self.among, Participation):
             raise RangeError(f"among={self.among!r}: must be a participation pattern")
         if self.among is not None and self.among.clients != self.clients:
@@ -396,7 +394,8 @@ def class_chances(
     >>> class_chances([np.array([0, 0]), np.array([1, 1]), np.array([0, 1])], seed=1).round(3)
     array([0.42 , 0.317, 0.369])
     """
-    _require("popularity", popularity, "halves", "dirichlet")
+    if popularity not in ("halves", "dirichlet"):
+        raise UnknownNameError.of("popularity", popularity, ("halves", "dirichlet"))
     check_number("alpha", alpha, "(0, 1e6]")
     check_number("least", least, "[0, 1]")
     labels = own_classes("labels", labels)
@@ -411,11 +410,6 @@ def class_chances(
     if mean is not None:
         p = p * (check_number("mean", mean, "(0, 1]") / p.mean())
     return np.clip(p, least, 1)
-
-
-def _require(name: str, value: str, *known: str) -> None:
-    if value not in known:
-        raise UnknownNameError.of(name, value, known)
 
 
 def _number(key: object) -> object:
@@ -660,8 +654,6 @@ class Trace(Participation):
             raise RangeError(f"traces: the log has {len(known)} clients, not {self.clients}; use read_traces(clients=)")
         self.assign = self.assign or ("order" if logged else "random")
         self.draw = self.draw or ("replay" if logged else "sample")
-        _require("assign", self.assign, "random", "order")
-        _require("draw", self.draw, "sample", "replay")
         generated = [trace.name for trace in self._laws if not isinstance(trace, Recorded)]
         if self.draw == "replay" and generated:
             raise RangeError(f"draw='replay': trace {generated[0]!r} was generated and not recorded; use draw='sample'")

@@ -11,11 +11,10 @@ from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedcore.arrays import F32
+from fedcore.arrays import F32, I64
 from fedcore.cluster import Slices, digest_of
 from fedcore.cluster.workers import MOST_TRIES, ArgumentLostError, LostError, Pool, Session, Stats, Worker
 from fedcore.errors import ClusterError, RangeError
@@ -28,6 +27,7 @@ from fedcore.sim.data import Dataset
 from fedcore.sim.engines import EngineWrapper, Plan, standing
 from fedcore.sim.in_process import InProcess
 from fedcore.sim.participation import Active
+from fedcore.sim.sgd import Work
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer, check_number, load_module
 
@@ -80,7 +80,7 @@ class Ray(EngineWrapper, Closing):
         self,
         module: nn.Module,
         dataset: Dataset,
-        parts: Sequence[npt.NDArray[np.int64]],
+        parts: Sequence[I64],
         *,
         workers: int = 2,
         cpus: float = 1.0,
@@ -213,11 +213,10 @@ class Ray(EngineWrapper, Closing):
     def _read(self, plan: Plan, span: range, done: "Done", shards: int) -> Iterator[Update]:
         trained: Trained = done.result
         vectors = trained.vectors(done.references, shards)
-        work = zip(span, vectors, trained.steps, trained.rates, trained.losses, strict=True)
-        for place, (y, control), steps, lr, loss in work:
+        for place, (y, control), work in zip(span, vectors, trained.works, strict=True):
             client = plan.clients[place]
-            sent: dict[str, Any] = {"count": plan.counts[place], "control": control, "loss": loss, "keep": True}
-            yield Update(client, y, steps, len(self._local.parts[client]), lr, **sent)
+            sent: dict[str, Any] = {"count": plan.counts[place], "control": control, "loss": work.loss, "keep": True}
+            yield Update(client, y, work.steps, len(self._local.parts[client]), work.lr, **sent)
 
 
 class Done(NamedTuple):
@@ -349,7 +348,7 @@ class Tasks:
 
 
 class Trained(NamedTuple):
-    """The work of a task's clients: y, second vector (if any), steps, mean rate and loss (or None) of each.
+    """The y of a task's clients, their second vectors (if any), and their ``Work`` without these vectors.
 
     If slices are separate results, ``ys`` and ``controls`` are empty. ``digests`` then has, for each client, the
     digests of its slices of y, and of its second vector.
@@ -357,9 +356,7 @@ class Trained(NamedTuple):
 
     ys: list[F32]
     controls: list[F32]
-    steps: list[int]
-    rates: list[float]
-    losses: list[float | None]
+    works: list[Work]
     digests: Sequence[Sequence[Sequence[str]]] = ()
 
     def cut(self, ranges: Ranges) -> list[Any]:
@@ -424,14 +421,12 @@ class Trainer:
         If the vectors are in slices, return a list of the work and all slices of the results.
         """
         sent = _Received(header, vectors, self._buffers)
-        trained = Trained([], [], [], [], [])
+        trained = Trained([], [], [])
         for _, y, work in self._engine.trained(Plan(header.clients, header.steps, [1] * len(header.clients), sent)):
             trained.ys.append(np.array(y))
             if work.control is not None:
                 trained.controls.append(work.control)
-            trained.steps.append(work.steps)
-            trained.rates.append(work.lr)
-            trained.losses.append(work.loss)
+            trained.works.append(replace(work, control=None))
         return trained if header.ranges is None else trained.cut(header.ranges)
 
 

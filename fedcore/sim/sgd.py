@@ -1,19 +1,18 @@
 """The local training of one client in torch: SGD along its method's direction, devices and random numbers."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedcore.arrays import F32, KNOWN
-from fedcore.errors import ArrayError, DeviceError, DtypeError, ShapeError, UnknownNameError
+from fedcore.arrays import F32, I64, KNOWN, Vector
+from fedcore.errors import ArrayError, DeviceError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.kernels import direction_step
 from fedcore.model import Layout
 from fedcore.runtime import generator
@@ -36,8 +35,10 @@ class FlatModel:
         device: the model's device.
 
     Attributes:
+        device: the model's device.
         flat: torch.float32[n], the parameters, then the float buffers.
         parameters, grad: torch.float32[n_parameters]; ``parameters`` is the first part of ``flat``.
+        frozen: the ranges of the parameters without ``requires_grad``, which no step changes.
     """
 
     def __init__(self, module: nn.Module, device: torch.device = CPU) -> None:
@@ -53,6 +54,7 @@ class FlatModel:
             module.to(device)
             tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         self.flat = torch.empty(self.layout.n, device=device)
+        self.device = self.flat.device
         self.parameters = self.flat[: self.layout.n_parameters]
         self.grad = torch.zeros(self.layout.n_parameters, device=device)
         for piece in self.layout.slices:
@@ -61,18 +63,25 @@ class FlatModel:
             tensor.data = view
             if piece.kind == "parameter":
                 tensor.grad = self.grad[piece.start : piece.stop].view(piece.shape)
+        ranges = {piece.name: slice(piece.start, piece.stop) for piece in self.layout.slices}
+        self.frozen = [
+            ranges[name] for name, one in module.named_parameters() if name in ranges and not one.requires_grad
+        ]
+        self._others = {name: one.clone() for name, one in module.named_buffers() if name not in ranges}
 
-    @property
-    def device(self) -> torch.device:
-        """The model's device."""
-        return self.flat.device
+    def load(self, x: F32, others: Mapping[str, Vector] | None = None) -> None:
+        """Copy a flat vector, float32[n] in host memory, into the model.
 
-    def load(self, x: F32) -> None:
-        """Copy a flat vector, float32[n] in host memory, into the model."""
+        Its other buffers, such as integer counters and non-persistent ones, get their values in ``others``, by name, or
+        those that they had when this object was made. So training does not depend on earlier training.
+        """
         if x.dtype != np.float32:
             raise DtypeError(f"x: must be float32[{self.layout.n}], got {x.dtype}")
         if x.shape != (self.layout.n,):
             raise ShapeError(f"x: must be float32[{self.layout.n}], got shape {x.shape}")
+        buffers = dict(self.module.named_buffers()) if self._others else {}
+        for name, first in self._others.items():
+            buffers[name].copy_(torch.as_tensor((others or {}).get(name, first)))
         if self.device.type == "cpu":
             np.copyto(self.flat.numpy(), x)
         else:
@@ -235,7 +244,7 @@ def sgd(
     model: FlatModel,
     inputs: Tensor,
     labels: Tensor,
-    batches: Iterable[npt.NDArray[np.int64]],
+    batches: Iterable[I64],
     instructions: Instructions,
     *,
     x: F32 | None = None,
@@ -269,40 +278,52 @@ def sgd(
     grad_prev = None if previous is None else previous.grad
     vectors = Vectors(model.parameters, model.grad, instructions.offset, x, grad_prev, control, velocity)
     descent = Descent(vectors, (instructions.a, instructions.b, instructions.mu), options)
-    device = model.device
-    for batch in map(torch.from_numpy, batches) if device.type == "cpu" else split_on(device, list(batches)):
+    frozen = [(view, view.clone()) for view in map(model.parameters.__getitem__, model.frozen)]
+    in_order = map(torch.from_numpy, batches) if model.device.type == "cpu" else split_on(model.device, list(batches))
+    for steps, batch in enumerate(in_order, start=1):
         examples = inputs.index_select(0, batch), labels.index_select(0, batch)
         _gradient(model, examples, options)
         if previous is not None:
             _gradient(previous, examples, options)
             previous.grad.add_(previous.parameters, alpha=options.weight_decay)
-        descent.step(rate_of(instructions, steps))
-        steps += 1
+        descent.step(rate_of(instructions, steps - 1))
+        for view, value in frozen:  # weight decay and offsets do not move them either
+            view.copy_(value)
     mean = None if control is None else on_host(control)
     if mean is not None and steps:
         mean /= np.float32(steps)
+        for fixed in model.frozen:
+            mean[fixed] = 0
     return Work(steps, mean_rate(instructions, steps), mean)
 
 
-LOSS_BATCH = 500
-"""Examples per call of ``mean_loss``."""
+SCORED = 500
+"""Examples per call of ``scored``: enough to hide the cost of a call, few enough for LeNet's activations to stay in
+cache (10,000 images on one core: 0.33 s; with 1,000 per call 0.54 s)."""
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def mean_loss(model: FlatModel, inputs: Tensor, labels: Tensor, part: npt.NDArray[np.int64] | None = None) -> float:
-    """Return the mean cross entropy of the model over the examples with these indices, or over all; in training mode
-    afterwards.
-    """
+def scored(model: FlatModel, inputs: Tensor, labels: Tensor, part: I64 | None = None) -> tuple[float, float]:
+    """Return accuracy and mean cross entropy over the examples with these indices, or over all, in evaluation mode."""
+    if not (count := len(labels) if part is None else len(part)):
+        raise RangeError("labels: there are no examples to evaluate")
+    correct, loss = 0, 0.0
     model.module.eval()
-    part = np.arange(len(labels)) if part is None else part
-    total = 0.0
     with torch.inference_mode():
-        for start in range(0, len(part), LOSS_BATCH):
-            batch = torch.from_numpy(part[start : start + LOSS_BATCH]).to(model.device)
-            scores = model.module(inputs.index_select(0, batch))
-            total += float(cross_entropy(scores, labels.index_select(0, batch), reduction="sum"))
+        for start in range(0, count, SCORED):
+            batch: Any = slice(start, start + SCORED)
+            if part is not None:
+                batch = torch.from_numpy(part[batch]).to(model.device)
+            scores, own = model.module(inputs[batch]), labels[batch]
+            correct += int((scores.argmax(1) == own).sum())
+            loss += float(cross_entropy(scores, own, reduction="sum"))
+    return correct / count, loss / count
+
+
+def mean_loss(model: FlatModel, inputs: Tensor, labels: Tensor, part: I64 | None = None) -> float:
+    """Return the mean cross entropy of ``scored``; the model is in training mode afterwards."""
+    _, loss = scored(model, inputs, labels, part)
     model.module.train()
-    return total / len(part)
+    return loss
 
 
 def _gradient(model: FlatModel, examples: tuple[Tensor, Tensor], options: LocalOptions) -> None:
@@ -410,10 +431,11 @@ def seeded(seed: int, purpose: str, *, round: int = 0, client: int = 0, device: 
     draws different numbers from the same seed. Cost: about 45 microseconds.
     """
     number = int(generator(seed, purpose, round=round, client=client).integers(2**63))
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+    gpus = [device] if device.type != "cpu" and torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=gpus):
         # torch.manual_seed would also seed other accelerators, whose state is not forked.
         torch.default_generator.manual_seed(number)
-        if device.type != "cpu":
+        if gpus:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(number)
         yield

@@ -19,7 +19,7 @@ BUDGET = {
     "csrc": 11_715,
     "tests": 65_064,
     "fedcore": 2_805,
-    "fedcore/adapters": 2_839,
+    "fedcore/adapters": 2_836,
     "fedcore/algorithms": 1_281,
     "fedcore/cli": 1_612,
     "fedcore/cluster": 2_252,

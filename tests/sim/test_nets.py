@@ -1,14 +1,17 @@
 """The models by name."""
 
 import math
+from functools import partial
+from threading import Lock
 
 import pytest
 import torch
 from torch import nn
 
-from fedcore.errors import RangeError, ShapeError, UnknownNameError
+from fedcore.errors import ConfigError, RangeError, ShapeError, UnknownNameError
 from fedcore.model import Layout
 from fedcore.sim import nets
+from fedcore.sim.experiment import load_preset
 
 MODELS = {
     "lenet": (44_426, (1, 28, 28), 10),
@@ -33,7 +36,7 @@ def test_every_model_is_in_this_file():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sizes(name):
+def test_sizes_and_a_gradient_of_every_parameter(name):
     count, shape, classes = MODELS[name]
     module = nets.build(name, seed=0).eval()
     assert parameters(module).numel() == count
@@ -41,12 +44,7 @@ def test_sizes(name):
     with torch.no_grad():
         assert module(torch.zeros(2, *shape)).shape == (2, classes)
     assert nets.scores(name, shape) == classes
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_gradient_reaches_every_parameter(name):
-    _, shape, classes = MODELS[name]
-    module = nets.build(name, seed=0)
+    module.train()
     inputs = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     torch.nn.functional.cross_entropy(module(inputs), torch.arange(4) % classes).backward()
     for parameter in module.parameters():
@@ -100,6 +98,29 @@ def test_examples_of_a_wrong_shape_are_rejected(name, shape):
         nets.scores(name, shape)
 
 
+class Odd(nn.Linear):
+    """A user's model whose forward pass returns something else than the scores."""
+
+    def __init__(self, change):
+        super().__init__(64, 10)
+        self.change = change
+
+    def forward(self, images):
+        return self.change(super().forward(images.flatten(1)))
+
+
+CHANGES = [lambda s: (s, s), lambda s: s[:, 0], lambda s: s[..., None], lambda s: s.argmax(1, keepdim=True), Lock()]
+
+
+@pytest.mark.parametrize(
+    "make", [list.pop, nn.Flatten, partial(nn.LazyLinear, 10), *(partial(Odd, c) for c in CHANGES)]
+)
+def test_a_user_s_model_with_a_fault_is_a_problem_of_the_configuration(make, monkeypatch):
+    monkeypatch.setitem(nets.REGISTRY, "odd", make)
+    with pytest.raises(ConfigError, match=r"^quickstart: model: "):
+        load_preset("quickstart", ["model=odd"])
+
+
 def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(UnknownNameError, match="model: 'lenett' is unknown; did you mean 'lenet'"):
         nets.build("lenett", seed=0)
@@ -143,76 +164,47 @@ def widths(module):
         (nets.logistic, [10]),
     ],
 )
-def test_the_papers_widths(make, expected):
+def test_the_papers_widths_and_unpublished_ones_as_arguments(make, expected):
     assert widths(make()) == expected
+    assert make is nets.logistic or widths(make(hidden=[7])) == [7, 10]
 
 
-@pytest.mark.parametrize("make", [nets.mlp_mnist, nets.relu_mnist, nets.mlp_cifar10])
-def test_unpublished_widths_are_arguments(make):
-    assert widths(make(hidden=[7])) == [7, 10]
-
-
-@pytest.fixture(scope="module")
-def resnet():
+def test_resnet18_has_eighteen_layers_with_weights_and_batchnorm_statistics_in_buffers():
     torch.manual_seed(0)
-    return nets.ResNet18()
-
-
-def test_batchnorm_statistics_are_buffers_and_counters_are_not(resnet):
+    resnet = nets.ResNet18()
     layout = Layout.of(resnet)
     assert (layout.n_parameters, layout.n - layout.n_parameters, len(layout.counters)) == (11_173_962, 9_600, 20)
     assert "11,173,962 parameters and 9,600 BatchNorm statistics" in (nets.ResNet18.__doc__ or "")
 
-
-def test_eighteen_layers_with_weights(resnet):
     weights = [m for m in resnet.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     shortcuts = [m for m in weights if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (1, 1)]
     assert (len(weights) - len(shortcuts), len(shortcuts)) == (18, 3)
 
-
-def test_images_shrink_to_4x4(resnet):
+    block, x = resnet.blocks[1].eval(), torch.randn(2, 64, 8, 8)
     with torch.no_grad():
-        features = resnet.blocks(resnet.conv(torch.zeros(1, 3, 32, 32)))
-    assert features.shape == (1, 512, 4, 4)
-
-
-def test_a_block_is_the_identity_plus_a_correction(resnet):
-    """With its last normalisation at zero, a block of one shape gives relu(x)."""
-    block = resnet.blocks[1].eval()
-    torch.nn.init.zeros_(block.bn2.weight)
-    x = torch.randn(2, 64, 8, 8)
-    with torch.no_grad():
+        assert resnet.blocks(resnet.conv(torch.zeros(1, 3, 32, 32))).shape == (1, 512, 4, 4)
+        torch.nn.init.zeros_(
+            block.bn2.weight
+        )  # with its last normalisation at zero, a block of one shape gives relu(x)
         torch.testing.assert_close(block(x), x.relu())
-    torch.nn.init.ones_(block.bn2.weight)
 
 
-@pytest.fixture(scope="module")
-def vgg():
+def test_the_layers_of_vgg11_its_initial_weights_and_dropout_only_in_training():
     torch.manual_seed(0)
-    return nets.VGG11()
-
-
-def test_the_layers_of_vgg11(vgg):
+    vgg = nets.VGG11()
     marks = {"Conv2d": "c", "ReLU": "", "MaxPool2": "M"}
     assert "".join(marks[type(layer).__name__] for layer in vgg.features) == "cMcMccMccMccM"
     convolutions = [layer for layer in vgg.features if isinstance(layer, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [64, 128, 256, 256, 512, 512, 512, 512]
     assert not any("norm" in type(layer).__name__.lower() for layer in vgg.modules())
 
-
-def test_the_initial_weights_keep_the_signal(vgg):
     for layer in vgg.features:
         if isinstance(layer, nn.Conv2d):
             assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * layer.out_channels)), rel=0.05)
             assert not layer.bias.any()
-    with torch.no_grad():
-        features = vgg.features(torch.randn(4, 3, 32, 32))
-    assert 0.1 < features.std() < 10
-
-
-def test_dropout_works_only_in_training(vgg):
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
+        assert 0.1 < vgg.features(torch.randn(4, 3, 32, 32)).std() < 10
         assert not torch.equal(vgg.train()(x), vgg(x))
         assert torch.equal(vgg.eval()(x), vgg(x))
         none = nets.VGG11(dropout=0.0).train()

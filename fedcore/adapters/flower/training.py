@@ -51,10 +51,8 @@ def train(
     task.require_followed(plain=options is None or options.plain)
     model = FlatModel(module)
     own = model.layout
-    model.load(own.flatten({**module.state_dict(), **task.tensors}))
-    for piece in own.outside:
-        if piece.name in task.tensors:
-            module.get_buffer(piece.name).copy_(torch.from_numpy(task.tensors[piece.name].copy()))
+    named = {**module.state_dict(), **task.tensors}
+    model.load(own.flatten(named), own.read_counters(named))
     module.train()
     previous = None if task.x_prev is None else FlatModel(copy.deepcopy(module))
     if previous is not None:

@@ -110,7 +110,7 @@ class Trainer:
         """
         work, layout = order(received), self.model.layout
         work.require_followed(plain=self._options is None or self._options.plain)
-        self.model.load(layout.flatten(received.params))
+        self.model.load(layout.flatten(received.params), layout.read_counters(received.params))
         self.model.module.train()
         previous = None
         if work.x_prev is not None:

@@ -125,7 +125,7 @@ def _phases(steps: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class _Minibatches:
-    """The examples of m clients in some steps."""
+    """The examples of m clients in some steps; ``width`` is the number of each client's in a step."""
 
     def __init__(self, examples: tuple[Tensor, Tensor], tables: Sequence[Table], steps: range) -> None:
         self.steps, (self._inputs, self._labels), rows = steps, examples, slice(steps.start, steps.stop)
@@ -133,13 +133,9 @@ class _Minibatches:
         sizes = np.stack([table.sizes[rows] for table in tables], axis=1)[:, :, None]
         counted = np.arange(indices.shape[2]) < sizes
         self._indices = torch.from_numpy(indices).to(self._labels.device)
+        self.width = indices.shape[2]
         weights = torch.from_numpy((counted / sizes).astype(np.float32))
         self._weights = weights.to(self._labels.device).unsqueeze(3)
-
-    @property
-    def width(self) -> int:
-        """The number of examples of each client in a step."""
-        return self._indices.shape[2]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield inputs float32[m, b, features], labels int64[m, b, 1] and weights float32[m, b, 1] of each step."""

@@ -117,11 +117,6 @@ class Convolution(Linear):
 
     windows: Windows
 
-    @property
-    def rows(self) -> int:
-        """The number of rows of the output."""
-        return self.outputs * self.windows.height * self.windows.width
-
     @cached_property
     def kernels(self) -> tuple[Tensor, Tensor]:
         """Indices for the matrix float32[q outputs, taps] of all kernels in each of their q places.
@@ -150,7 +145,9 @@ class Columns:
     def __init__(self, net: Net, m: int, b: int, device: torch.device = CPU) -> None:
         self._m, self._b = m, b
         rows = [layer.windows.pixels if isinstance(layer, Convolution) else layer.inputs for layer in net.layers]
-        rows.append(net.layers[-1].rows if isinstance(net.layers[-1], Convolution) else net.layers[-1].outputs)
+        last = net.layers[-1]
+        positions = last.windows.height * last.windows.width if isinstance(last, Convolution) else 1
+        rows.append(last.outputs * positions)
         # The last row is zero, for a convolution's padding.
         self._activations = [torch.zeros(m * k + 1, b, device=device) for k in rows]
         self._layers: list[_Convolved | _Connected] = []

@@ -32,15 +32,10 @@ class Linear:
 
 
 class Net(Protocol):
-    """A network whose clients can be trained together."""
+    """A network of n parameters, whose clients can be trained together, with its layers from the input on."""
 
-    @property
-    def layers(self) -> Sequence[Linear]:
-        """The layers, from the input on."""
-
-    @property
-    def n(self) -> int:
-        """The number of parameters."""
+    layers: tuple[Linear, ...]
+    n: int
 
     def most_clients(self, b: int, device: torch.device = CPU) -> int:
         """Return the maximum number of clients of one call, at least 1, for minibatches of b examples."""

@@ -59,10 +59,11 @@ class Dataset(Represented):
             if y.size and not 0 <= y.min() <= y.max() < self.classes:
                 raise RangeError(f"{part}_y: expected 0 .. {self.classes - 1}, got {y.min()} .. {y.max()}")
             if parts is not None:
-                _check_parts("parts" if part == "train" else "test_parts", parts, len(y))
+                check_parts("parts" if part == "train" else "test_parts", parts, len(y))
 
 
-def _check_parts(name: str, parts: tuple[Indices, ...], examples: int) -> None:
+def check_parts(name: str, parts: Sequence[Indices], examples: int) -> None:
+    """Raise an error unless each client has indices int64[m_i] of examples, and no example has two clients."""
     for client, held in enumerate(parts):
         if held.dtype != np.int64 or held.ndim != 1:
             raise DtypeError(f"{name}[{client}]: expected int64[m_i], got {held.dtype}{list(held.shape)}")

@@ -15,11 +15,12 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arrays import F64
 from fedcore.errors import MissingDataError, MissingDependencyError, UnknownNameError
 from fedcore.runtime import generator
 from fedcore.sim.data.arrays import Dataset, Inputs, Labels
@@ -65,11 +66,10 @@ class Published:
 
 def _published() -> dict[str, Published]:
     tables = tomllib.loads((resources.files("fedcore.sim.data") / "published.toml").read_text(encoding="utf-8"))
-    return {name: Published(**{key: _frozen(value) for key, value in own.items()}) for name, own in tables.items()}
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    lists = {
+        name: {key: tuple(one) for key, one in own.items() if isinstance(one, list)} for name, own in tables.items()
+    }
+    return {name: Published(**own | lists[name]) for name, own in tables.items()}
 
 
 PUBLISHED = _published()
@@ -372,13 +372,7 @@ def _counts(
     return [(train, math.ceil(train * test_share)) for train in drawn]
 
 
-def _examples(
-    random: np.random.Generator,
-    v: npt.NDArray[np.float64],
-    W: npt.NDArray[np.float64],
-    b: npt.NDArray[np.float64],
-    count: int,
-) -> Examples:
+def _examples(random: np.random.Generator, v: F64, W: F64, b: F64, count: int) -> Examples:
     deviation = np.arange(1, FEATURES + 1) ** -0.6  # the covariance is diag(j^-1.2)
     x = v + deviation * random.normal(size=(count, FEATURES))
     return x.astype(np.float32), (x @ W + b).argmax(axis=1)  # softmax does not change the argmax

@@ -17,20 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import own_class
+from fedcore.arrays import I64, own_class
 from fedcore.errors import DtypeError, MissingDependencyError, RangeError, ShapeError
 from fedcore.runtime import generator
-from fedcore.sim.data.arrays import Dataset, Indices
-from fedcore.validation import Registry, check_integer, check_number
+from fedcore.sim.data.arrays import Dataset, Indices, check_parts
+from fedcore.validation import Registry, check_integer, check_number, listed, numbers
 
 Labels = npt.NDArray[np.integer[Any]]
-Sizes = npt.NDArray[np.int64]
 
 UNCAPPED = 2**53 - 1
 """A cap above all sizes that fit into memory."""
 
 
-def pareto(clients: int, *, seed: int, smallest: int, largest: int, index: float = 0.5) -> Sizes:
+def pareto(clients: int, *, seed: int, smallest: int, largest: int, index: float = 0.5) -> I64:
     """Draw sizes from a Pareto law of type I, P(size > s) = (smallest / s)^index, rounded down and capped: int64[N].
 
     With an index up to 1 the law has no mean, so results depend on the cap. With index .5, the cap applies to the share
@@ -56,7 +55,7 @@ def pareto(clients: int, *, seed: int, smallest: int, largest: int, index: float
 
 def lognormal(
     clients: int, *, seed: int, smallest: int, largest: int, mean: float = 4.0, deviation: float = 2.0
-) -> Sizes:
+) -> I64:
     """Draw sizes from a lognormal law: smallest + exp(N(mean, deviation^2)), rounded down and capped.
 
     With the default numbers and smallest = 50, these are the sizes of SYNTHETIC in its authors' public code, which has
@@ -71,7 +70,7 @@ def lognormal(
     return sizes.astype(np.int64)
 
 
-LAWS: dict[str, Callable[..., Sizes]] = {"pareto": pareto, "lognormal": lognormal}
+LAWS: dict[str, Callable[..., I64]] = {"pareto": pareto, "lognormal": lognormal}
 
 
 def _check_sizes(clients: int, smallest: int, largest: int) -> None:
@@ -199,7 +198,7 @@ def iid_pareto(
     return take(generator(seed, "data: iid").permutation(len(labels)), sizes, " for the clients' sizes")
 
 
-def _capped(sizes: Sizes, smallest: int, cap: int) -> Sizes:
+def _capped(sizes: I64, smallest: int, cap: int) -> I64:
     """Return the sizes with the default cap applied; reject a cap below ``smallest``."""
     if cap < smallest:
         raise RangeError(f"labels: expected at least {smallest} examples for each client, got {cap}")
@@ -407,8 +406,18 @@ def divide(dataset: Dataset, name: str, clients: int, *, seed: int, **options: A
 
     ``name`` is a key of ``REGISTRY``, the name of an entry point, or ``module:Name`` of a custom partition. A partition
     uses the data set's ``train_y``, or its ``parts``. ``options`` are the partition's arguments.
+
+    Raises:
+        RangeError: the partition has another number of clients, or an example belongs to two clients or does not exist.
+        DtypeError: a client's examples are no integers, for example a mask.
     """
     deal = REGISTRY.find(name)
     if name == "natural":
         return natural(dataset, clients)
-    return deal(dataset.train_y, clients, seed=seed, **options)
+    where, deal_to = f"partition {name!r}", deal(dataset.train_y, clients, seed=seed, **options)
+    parts = [numbers(where, part) for part in listed(where, deal_to)]
+    if len(parts) != clients:
+        raise RangeError(f"{where}: has {len(parts)} clients; expected {clients}")
+    parts = [part.astype(np.int64) if part.dtype.kind in "iu" else part for part in parts]
+    check_parts(where, parts, len(dataset.train_y))
+    return parts

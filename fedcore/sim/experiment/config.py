@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import ValidationError
 
 from fedcore import algorithms
+from fedcore.arrays import I64, Vector
 from fedcore.errors import ConfigError, FedcoreError, UnknownNameError
 from fedcore.sim import data
 from fedcore.sim.data import Dataset
@@ -178,7 +178,7 @@ def _files() -> dict[str, Tables]:
     return {file: found[file] for file in sorted(found, key=lambda name: (name != "quickstart", name))}
 
 
-def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list[npt.NDArray[np.int64]]]:
+def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list[I64]]:
     """Return an experiment's data set, and the indices of each client's training examples, for a trial's seed.
 
     Only the data, the partition and ``validation`` of the experiment are used, so all algorithms of a comparison share
@@ -206,7 +206,7 @@ def data_hash(name: str, options: tuple[tuple[str, Any], ...]) -> str:
     """
     dataset, hashed = load_once(name, options), blake2b(digest_size=16)
     parts = (*(dataset.parts or ()), *(dataset.test_parts or ()))
-    arrays: list[npt.NDArray[Any]] = [dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y, *parts]
+    arrays: list[Vector] = [dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y, *parts]
     for array in arrays:
         hashed.update(repr((array.shape, array.dtype.str)).encode())
         hashed.update(np.ascontiguousarray(array).data)
@@ -277,8 +277,7 @@ def load_preset(
     name = Path(where.removesuffix(".toml").removesuffix(".json"))
     # A sweep creates a subfolder with this name. It must not lead out of the sweep's folder.
     tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
-    for override in overrides.items() if isinstance(overrides, Mapping) else overrides:
-        _apply(tables, override)
+    _apply(tables, overrides)
     keys = [key.partition("=")[0].strip() for key in (*overrides, *_table(tables, "grid"))]
     if where.endswith(".toml"):
         _find_modules_beside(Path(where), tables)
@@ -310,8 +309,7 @@ def from_tables(where: str, tables: Mapping[str, Any]) -> Experiment:
 def with_overrides(experiment: Experiment, overrides: Sequence[str] | Mapping[str, Any]) -> Experiment:
     """Return an experiment with overrides (see ``load_preset``), which its changes list."""
     tables = experiment.tables()
-    for override in overrides.items() if isinstance(overrides, Mapping) else overrides:
-        _apply(tables, override)
+    _apply(tables, overrides)
     new = from_tables(experiment.name, tables)
     return new.model_copy(update={"changes": combined(experiment.changes, changes(experiment.tables(), new.tables()))})
 
@@ -424,13 +422,14 @@ def _place(tables: Tables, key: str, where: str) -> tuple[Tables, str]:
     return tables, last
 
 
-def _apply(tables: Tables, override: str | tuple[str, Any]) -> None:
-    key, value = _parsed(override) if isinstance(override, str) else override
-    table, last = _place(tables, key, f"override {override!r}")
-    if value is None:
-        table.pop(last, None)
-    else:
-        table[last] = value
+def _apply(tables: Tables, overrides: Sequence[str] | Mapping[str, Any]) -> None:
+    """Apply overrides in place; their own tables do not change."""
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides):
+        table, last = _place(tables, key, f"override {key!r}")
+        if value is None:
+            table.pop(last, None)
+        else:
+            table[last] = copy.deepcopy(value)
 
 
 def _parsed(override: str) -> tuple[str, Any]:

@@ -98,10 +98,18 @@ def run_in_this_process(jobs: Iterable[Job], make_engine: "MakeEngine | None", o
     from fedcore.sim.experiment.trial import run_trial
     from fedcore.sim.in_process import InProcess
 
+    raised: list[Exception] = []  # by on_event: the caller's errors end the run
+
     def run(task: _Task) -> None:
+        def report(line: RoundRecord) -> None:
+            try:
+                task.report([line])
+            except Exception as error:
+                raised.append(error)
+                raise
+
         task.delete_traceback()
-        job, engine = task.job, make_engine or InProcess
-        run_trial(job.trial, job.folder, lambda line: task.report([line]), make_engine=engine)
+        run_trial(task.job.trial, task.job.folder, report, make_engine=make_engine or InProcess)
 
     tasks = [_Task(job, on_event) for job in jobs]
     before = torch.get_num_threads(), threads()
@@ -110,7 +118,10 @@ def run_in_this_process(jobs: Iterable[Job], make_engine: "MakeEngine | None", o
             torch.set_num_threads(1)  # torch's sums depend on the number, which must not depend on the machine
             set_threads(task.job.trial.experiment.threads)
             on_event(Event(task.job))
-            task.finish(_outcome(run, task))
+            ended = _outcome(run, task)
+            if raised:
+                raise raised[0]
+            task.finish(ended)
     finally:
         torch.set_num_threads(before[0])
         set_threads(before[1])
@@ -363,16 +374,16 @@ class TrialWorker:
             load_module(name)
         with ExitStack() as stack:
             if timeline is not None:
-                own = stack.enter_context(profile(timeline=timeline))
-                stack.callback(lambda: self._messages.append(own.recorded()))
-            if isinstance(journal, Path):
-                for line in trial_rounds(trial, stack.enter_context(FolderJournal(trial, journal))):
-                    self._messages.append(line)
-                    yield
-            else:
-                sent = SentJournal(*journal, lambda entry: self._messages.append(entry))
-                for _ in trial_rounds(trial, stack.enter_context(sent)):
-                    yield
+                profiled = stack.enter_context(profile(timeline=timeline))
+                stack.callback(lambda: self._send(profiled.recorded()))
+            own = FolderJournal(trial, journal) if isinstance(journal, Path) else SentJournal(*journal, self._send)
+            for line in trial_rounds(trial, stack.enter_context(own)):
+                if isinstance(journal, Path):
+                    self._send(line)
+                yield
+
+    def _send(self, message: Message) -> None:
+        self._messages.append(message)
 
 
 def _failed(tasks: Iterable[_Task]) -> list[Event]:

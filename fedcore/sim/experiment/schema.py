@@ -20,7 +20,8 @@ from typing_extensions import TypedDict
 
 from fedcore import algorithms, rules
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
-from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
+from fedcore.algorithms.local_rules import full_steps_of
+from fedcore.errors import FedcoreError, RangeError, UnknownNameError
 from fedcore.options import as_policy
 from fedcore.runtime import import_quietly
 from fedcore.server import Server
@@ -574,10 +575,7 @@ class Model(FromRegistry):
         """Raise a problem if the model does not exist, or does not fit the examples of the data set ``name``."""
         _find(self.registry(), self.name, "name")
         super()._check_types()
-        try:
-            scores = _scores(self.model_dump_json(), source.shape)
-        except ShapeError as error:
-            raise problem(f"{error}; these are the examples of {name!r}") from None
+        scores = _scores(self.model_dump_json(), source.shape)
         if scores != source.classes:
             raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
 
@@ -846,8 +844,14 @@ class Experiment(Represented, Section):
         with at(*(place if method.clock else ()), "clock"):
             if (clock := self.clock_of(method)) is not None:
                 clock.check(method, self)
+        made, length = method.make(), {"epochs": local.epochs, "steps": local.steps}
+        with at(*place):
+            least = full_steps_of(made.local_rule, 1, local.batch, **length)
+        if made.local_rule.most_steps is None and least > (made.most_steps or least):
+            text = f"{method.label} takes at most {made.most_steps} local steps, but each client does at least {least}"
+            raise problem(f"{text}; change its local_steps, or set local.steps={made.most_steps}", *place)
         key = "momentum" if local.momentum else None if local.clip is None else "clip"
-        if key and method.make().needs_plain_steps:
+        if key and made.needs_plain_steps:
             text = (
                 f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
                 'it, or let clients send them with control = "sent"'

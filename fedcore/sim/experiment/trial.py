@@ -12,12 +12,11 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from fedcore.algorithms import FedAvgM
 from fedcore.algorithms.rates import InverseRound, PerCohort, Rate, Staircase
-from fedcore.arrays import CPU, F32
+from fedcore.arrays import CPU, F32, I64
 from fedcore.errors import RangeError
 from fedcore.options import Compute, Limits, as_policy
 from fedcore.server import Broadcast, Report, Server, Update
@@ -53,7 +52,7 @@ class ChangingObjective:
     objective: Objective
     pattern: Participation
     dataset: Dataset
-    parts: Sequence[npt.NDArray[np.int64]]
+    parts: Sequence[I64]
     engine_on: Callable[[Dataset], Engine]
     rounds: int
     arrivals: dict[int, int] = field(init=False, default_factory=dict)
@@ -112,9 +111,7 @@ class ChangingObjective:
         return self.engines[clients].evaluate(x)
 
 
-def test_examples(
-    dataset: Dataset, parts: Sequence[npt.NDArray[np.int64]], clients: frozenset[int]
-) -> npt.NDArray[np.int64]:
+def test_examples(dataset: Dataset, parts: Sequence[I64], clients: frozenset[int]) -> I64:
     """Return the test examples of some clients as ascending indices into ``dataset.test_y``.
 
     If the data set assigns test examples to clients, return those; else all test examples of the clients' classes.
@@ -172,7 +169,7 @@ class Problem:
 
     module: nn.Module
     dataset: Dataset
-    parts: Sequence[npt.NDArray[np.int64]]
+    parts: Sequence[I64]
     pattern: Participation
     course: Clock | Arrivals | None
     liars: Liars | None
@@ -210,6 +207,8 @@ def problem_of(trial: Trial) -> Problem:
     experiment, seed = trial.experiment, trial.seed
     clients, active, attack = experiment.partition.clients, experiment.participation, experiment.attack
     dataset, parts = load_and_partition(experiment, seed)
+    if not len(dataset.test_y):
+        raise RangeError(f"data: {dataset.name!r} has no test examples; set validation, the share of the others to use")
     labels = [dataset.train_y[part] for part in parts]
     more: dict[str, Any] = {"labels": labels, "seed": seed, "first_round": active.first_round}
     pattern = participation.named(active.name, clients, **more, **active.options)
@@ -267,15 +266,14 @@ def make_server(
     """Return the server of a trial, loaded from ``saved`` or new. A new one starts warm if the method does."""
     algorithm, options, limits = trial.method.make(), method_options(trial, problem), trial.own("limits")
     device = trial.experiment.server_device or CPU
+    if changing is not None:
+        options["lr"] = changing.rate(options["lr"])
     if saved is not None:
-        # lr is one of fedcore's classes, which the server saves.
-        compute = Compute(device=device)
-        server = Server.load(saved, algorithm=algorithm, server_lr=options["server_lr"], compute=compute)
+        own = {name: options[name] for name in ("lr", "server_lr", "optimizer")}  # possibly the user's code
+        server = Server.load(saved, algorithm=algorithm, compute=Compute(device=device), **own)
         if isinstance(engine, KeepingClients | AtWork):
             engine.load(results.rows_file(saved, server.round_number))
         return server
-    if changing is not None:
-        options["lr"] = changing.rate(options["lr"])
     present = problem.sizes if changing is None else changing.start()
     # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
     # Diagnostics read the rows once more, which costs less than one local step.
@@ -291,11 +289,12 @@ def make_nodes(trial: Trial, problem: Problem, engine: Engine, saved: Path | Non
     """Return the network of a trial, new or loaded."""
     network, algorithm, sizes = trial.experiment.network, trial.method.make(), list(problem.sizes.values())
     assert network is not None
+    lr = trial.rate.lr.make()
     if saved is not None:
-        nodes = Nodes.load(saved)
+        nodes = Nodes.load(saved, lr=lr)
     else:
         q, limits = sizes if network.weights == "examples" else None, Limits(engine.most_steps(algorithm.local_rule))
-        models, lr = [problem.module] * len(sizes), trial.rate.lr.make()
+        models = [problem.module] * len(sizes)
         nodes = Nodes(models, network.topology(len(sizes)), lr=lr, q=q, limits=limits)
     nodes.algorithm = algorithm
     return nodes
@@ -417,26 +416,24 @@ def rounds(
         uploads += work.sent * server.algorithm.uploads
         seconds = {**work.seconds, "local": work.seconds["local"] - waited}
         seconds |= {"evaluate": done - start} | ({"waited": waited} if waited else {})
+        same: dict[str, Any] = {name: getattr(report, name) for name in ("gamma", "steps", "bytes", "staleness")}
         yield RoundRecord(
             round=round,
             accepted=len(report.accepted),
             rejected=len(report.rejected),
             accuracy=evaluation.accuracy if evaluation else None,
             loss=finite(evaluation.loss) if evaluation else None,
-            gamma=report.gamma,
-            steps=report.steps,
             uploads=uploads,
             norm=finite(float(np.mean(report.norms))) if len(report.norms) else None,
-            bytes=report.bytes,
             seconds=seconds,
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
             diversity=finite(report.diversity),
             correction_norm=finite(report.correction_norm),
-            staleness=report.staleness,
             together=parts.engine.together,
             pending=report.waiting_for,
             ages=None if parts.course is None else report.ages.tolist(),
             **facts,
+            **same,
         )
 
 
@@ -459,13 +456,15 @@ def _synchronous(parts: TrialParts, round: int, clock: float) -> _Work:
     else:
         active = parts.pattern.active(round)
     broadcast = parts.server.broadcast(active.clients)
-    stream = _TimedUpdates(parts.updates(broadcast, active))
     start = perf_counter()
-    report = parts.server.round(stream)
+    report = parts.server.round(parts.updates(broadcast, active))
+    done = perf_counter()
     parts.end(report)
-    times = {"broadcast": start - begun, "local": stream.seconds, "aggregate": perf_counter() - start - stream.seconds}
+    times = {"broadcast": start - begun, "local": done - start - report.seconds}
+    times["aggregate"] = report.seconds + perf_counter() - done
     facts = {"active": active.clients.tolist(), "lr": broadcast.lr, "clock": end}
-    return _Work(report, stream.count, times, facts | {"bytes_down": broadcast.bytes + parts.bytes_more})
+    sent = len(report.accepted) + len(report.rejected)
+    return _Work(report, sent, times, facts | {"bytes_down": broadcast.bytes + parts.bytes_more})
 
 
 def _asynchronous(parts: TrialParts) -> _Work:
@@ -492,21 +491,3 @@ def _asynchronous(parts: TrialParts) -> _Work:
     facts = {"active": [int(client) for client in reports[0].accepted], "lr": lr, "clock": engine.arrivals.time}
     times = {"broadcast": 0.0, "local": local, "aggregate": perf_counter() - begun - local}
     return _Work(reports[0], sent, times, facts | {"bytes_down": received})
-
-
-@dataclass
-class _TimedUpdates:
-    """Iterates over updates, counts them, and sums the time until each is ready."""
-
-    updates: Iterable[Update]
-    seconds: float = 0.0
-    count: int = 0
-
-    def __iter__(self) -> Iterator[Update]:
-        start = perf_counter()
-        for update in self.updates:
-            self.seconds += perf_counter() - start
-            self.count += 1
-            yield update
-            start = perf_counter()
-        self.seconds += perf_counter() - start

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore import errors, kernels, options
+from fedcore import errors, kernels, options, validation
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
 from fedcore.arrays import F32, F64, Library, copied, empty, freeze, ieee, own_classes, read_only, zeros
 from fedcore.errors import ArrayError, CheckpointError, DivergedError, DtypeError, FedcoreError, RangeError, ShapeError
@@ -235,7 +234,7 @@ class NetworkRound(OpenRound):
                 norms=np.array([math.sqrt(square) / own.distance for square, own in self._accepted.values()]),
                 diversity=diversity,
                 bytes=self._bytes,
-                zeta=self._zeta_among(left),
+                zeta=network.zeta if left is W else second_eigenvalue(left) if accepted else 1.0,
                 consensus=self._consensus(models),
             )
             counters = [own.counters for _, own in self._accepted.values()]
@@ -282,11 +281,6 @@ class NetworkRound(OpenRound):
         weights = {node: float(self._network.q[node]) for node in self._accepted}
         squares = sum(weight * self._accepted[node][0] for node, weight in weights.items())
         return squares * sum(weights.values()) / float(square)
-
-    def _zeta_among(self, left: F64) -> float:
-        if len(left) == len(self._network.W):
-            return self._network.zeta
-        return second_eigenvalue(left) if len(left) else 1.0
 
     def _consensus(self, models: list[F32]) -> float:
         """Return the root mean square distance of the models from their mean; raise if a model is not finite."""
@@ -361,7 +355,7 @@ class Network(NetworkState, Represented, Unpicklable):
         W: Any,
         *,
         lr: float | Rate,
-        q: Sequence[float] | npt.NDArray[np.float64] | None = None,
+        q: Sequence[float] | F64 | None = None,
         limits: Limits = Limits(),  # noqa: B008  # a frozen value
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -510,12 +504,8 @@ class Network(NetworkState, Represented, Unpicklable):
             return opened.finish()
 
 
-def _weights(q: Sequence[float] | npt.NDArray[np.float64] | None, count: int) -> npt.NDArray[np.float64]:
-    q = own_classes("q", q)
-    try:
-        weights = np.full(count, 1 / count) if q is None else np.array(np.asarray(q), np.float64)
-    except (TypeError, ValueError):
-        raise DtypeError(f"q={q!r}: must be {count} numbers, one for each model") from None
+def _weights(q: Sequence[float] | F64 | None, count: int) -> F64:
+    weights: F64 = np.full(count, 1 / count) if q is None else validation.numbers("q", q, np.float64)
     if weights.shape != (count,):
         raise ShapeError(f"q: expected {count} numbers, one for each model, got shape {list(weights.shape)}")
     if not (weights >= 0).all() or not 0 < weights.sum() < np.inf:

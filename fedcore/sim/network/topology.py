@@ -6,9 +6,8 @@ from math import isqrt
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.arrays import ieee
+from fedcore.arrays import F64, Bools, Vector, ieee
 from fedcore.errors import MissingDependencyError, RangeError, UnknownNameError
 from fedcore.sampling import bernoulli
 from fedcore.validation import UNMADE, check_integer, check_number
@@ -119,7 +118,7 @@ class Topology:
         self.nodes: tuple[Hashable, ...] = tuple(graph.nodes)
         exact = _metropolis(networkx().to_numpy_array(graph, weight=None) > 0)
         self.zeta = second_eigenvalue(exact)
-        self.W: npt.NDArray[Any] = exact.astype(dtype)
+        self.W: Vector = exact.astype(dtype)
         self.W.flags.writeable = False
 
     @classmethod
@@ -172,7 +171,7 @@ class Topology:
 
 
 @ieee
-def second_eigenvalue(W: npt.NDArray[np.float64]) -> float:
+def second_eigenvalue(W: F64) -> float:
     """Return zeta = max(|lambda_2|, |lambda_p|) of a symmetric, doubly stochastic matrix; 0 for a single row.
 
     Cost: O(p^3).
@@ -197,7 +196,7 @@ def _check(graph: Any, name: str) -> None:
         raise RangeError(f"graph: {name} has {parts} unconnected parts; use a connected graph")
 
 
-def _metropolis(neighbours: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+def _metropolis(neighbours: Bools) -> F64:
     np.fill_diagonal(neighbours, False)  # a loop does not count
     degrees = neighbours.sum(axis=1)
     W = np.where(neighbours, 1 / (1 + np.maximum.outer(degrees, degrees)), 0.0)

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import colormaps, rc_context, rc_params_from_file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, PowerNorm
@@ -27,6 +26,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fedcore.arrays import I64
 from fedcore.errors import MissingDataError
 from fedcore.files import read_text, replacing, write_text
 from fedcore.sim.experiment import config as presets
@@ -35,8 +35,6 @@ from fedcore.sim.experiment.results import CONFIG, Record, parse_tables, read_fo
 from fedcore.sim.experiment.schema import Pictures, ReportSettings
 from fedcore.sim.reports import statistics as stats
 from fedcore.sim.reports.statistics import ACCURACY, CROSSING, POINTS, RECOVERY, Comparison, Summary, by_algorithm
-
-Counts = npt.NDArray[np.int64]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 """Okabe and Ito's colour-blind-safe palette. Line styles also distinguish the two blues and the two oranges."""
@@ -250,7 +248,7 @@ def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFra
         rows[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
+def draw_holdings(counts: I64, path: Path, *, title: str) -> None:
     """Write a PNG of the clients' examples: a bar chart of sizes above a heat map of clients x classes.
 
     ``counts`` is int64[N, C], the examples of each class at each client.
@@ -277,7 +275,7 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
         bar.outline.set_visible(False)
 
 
-def holdings_table(counts: Counts, *, title: str, most: int | None = None, names: Sequence[str] | None = None) -> Group:
+def holdings_table(counts: I64, *, title: str, most: int | None = None, names: Sequence[str] | None = None) -> Group:
     """Return a terminal table of the clients' examples, with a line per client and a bar per class.
 
     ``counts`` is int64[N, C]. The table has at most ``most`` clients; None means all. ``names`` are the clients' names.
@@ -378,7 +376,7 @@ def _spaced(xs: Sequence[float], log: bool) -> list[float]:
     return [xs[number] for number in kept]
 
 
-def _holdings_summary(counts: Counts) -> str:
+def _holdings_summary(counts: I64) -> str:
     """Return a text such as ``60,000 examples at 30 clients: 2,000 each, 2 of 10 classes each``."""
     sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
     each = f"{sizes.min():,} to {sizes.max():,} each (median {np.median(sizes):,.0f})"
@@ -543,7 +541,7 @@ class Report:
     @property
     def has_accuracies(self) -> bool:
         """Whether the comparison with the paper includes this run's accuracies."""
-        return self.paper is not None and self.paper.has_accuracies
+        return self.paper is not None and any(line.kind == ACCURACY for line in self.paper.lines)
 
 
 def write_report(folder: Path, **settings: Any) -> Report:
@@ -635,9 +633,10 @@ def _are_best(summary: Summary) -> list[bool]:
 def _with_best(summary: Summary) -> DataFrame:
     """Return the summary's table with the best accuracy in bold."""
     table = stats.summary_table(summary)
-    rows = zip(table.itertuples(index=False, name=None), _are_best(summary), strict=True)
-    bold = [(label, Bold(cell) if best else cell, *cells) for (label, cell, *cells), best in rows]
-    return stats.frame(list(table.columns), bold)
+    table.iloc[:, 1] = [
+        Bold(one) if best else one for one, best in zip(table.iloc[:, 1], _are_best(summary), strict=True)
+    ]
+    return table
 
 
 def tex_table(table: DataFrame) -> str:

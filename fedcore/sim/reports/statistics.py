@@ -491,11 +491,6 @@ class Comparison:
     withdrawn: str = ""
 
     @property
-    def has_accuracies(self) -> bool:
-        """Whether the compared figures include accuracies."""
-        return any(line.kind == ACCURACY for line in self.lines)
-
-    @property
     def is_warning(self) -> bool:
         """Whether the remark is a warning."""
         return bool(self.short or self.withdrawn)

@@ -129,6 +129,18 @@ def test_every_partition_by_its_name(dataset, name):
         assert any(not np.array_equal(part, other) for part, other in zip(parts, other, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [([[4], [5]], RangeError), ([np.ones(9, bool)] * 3, DtypeError), ([[4]] * 3, RangeError), (None, RangeError)],
+)
+def test_the_parts_of_a_user_s_partition_are_checked(dataset, parts, error, monkeypatch):
+    monkeypatch.setitem(partitions.REGISTRY, "own", lambda labels, clients, *, seed: parts)
+    with pytest.raises(error, match=r"^partition 'own'"):
+        divide(dataset, "own", 3, seed=0)
+    parts = [[0], (2, 1), np.int16([3])]
+    assert [part.dtype for part in divide(dataset, "own", 3, seed=0)] == [np.int64] * 3
+
+
 def test_an_unknown_name_gets_a_suggestion(dataset):
     with pytest.raises(UnknownNameError, match=r"^partition: .* did you mean 'dirichlet'"):
         divide(dataset, "dirichle", 3, seed=0)

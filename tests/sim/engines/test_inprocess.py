@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 
 from fedcore import algorithms
 from fedcore.algorithms.local_rules import LocalRule, OneMinibatch, Table, minibatches
@@ -53,6 +53,20 @@ def convolution():
         return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 10))
 
 
+class Stateful(nn.Sequential):
+    """A model with a counter and another buffer that a server does not know, and random numbers, also in evaluation."""
+
+    def __init__(self):
+        with seeded(1, "tests"):
+            super().__init__(nn.Flatten(), nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 10), nn.RReLU())
+        self.register_buffer("seen", torch.zeros(10), persistent=False)
+
+    def forward(self, images):
+        scores = dropout(super().forward(images), 0.2, training=True)
+        self.seen += self.training * scores.detach().mean(0)
+        return scores + self.seen
+
+
 def engine(dataset, parts, *, module=None, **options):
     options = {"batch": 8, "epochs": 2, "seed": 5} | options
     return InProcess(module() if module else build("mlp", seed=1), dataset, parts, **options)
@@ -67,19 +81,13 @@ def models(engine, broadcast):
     return {update.client: np.array(update.value) for update in engine.updates(broadcast)}
 
 
-def test_initial_is_a_copy_of_the_module_s_values(dataset, parts):
-    work = engine(dataset, parts)
-    expected = Layout.of(build("mlp", seed=1)).flatten(build("mlp", seed=1))
-    models(work, sent(work, 0, 1))
-    np.testing.assert_array_equal(work.initial, expected)
-
-
-def test_a_module_is_not_changed(dataset, parts):
+def test_initial_is_a_copy_of_the_module_s_values_and_the_module_is_not_changed(dataset, parts):
     for module in (build("mlp", seed=1), wide()):
-        work = InProcess(module, dataset, parts, batch=8, steps=1, seed=5)
+        work, expected = InProcess(module, dataset, parts, batch=8, steps=1, seed=5), Layout.of(module).flatten(module)
         models(work, sent(work, 0, 1))
         work.evaluate(work.initial + 1)
-        np.testing.assert_array_equal(Layout.of(module).flatten(module), work.initial)
+        assert np.array_equal(Layout.of(module).flatten(module), expected)
+        assert np.array_equal(work.initial, expected)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -87,8 +95,8 @@ def test_an_update_is_sgd_on_the_client_s_part(dataset, parts, together):
     work = engine(dataset, parts, together=together)
     assert work.together == together
     broadcast = sent(work, 2, round=3)
-    (update,) = work.updates(broadcast)
-
+    update = next(work.updates(broadcast))
+    assert isinstance(update, Update)
     model = FlatModel(build("mlp", seed=1))
     batches = minibatches(len(parts[2]), 8, epochs=2, seed=5, round=3, client=2)
     own_x, own_y = torch.from_numpy(dataset.train_x[parts[2]]), torch.from_numpy(dataset.train_y[parts[2]])
@@ -100,9 +108,13 @@ def test_an_update_is_sgd_on_the_client_s_part(dataset, parts, together):
     assert np.abs(update.value - work.initial).max() > 1e-3
 
 
-def test_an_update_does_not_depend_on_other_clients_or_groups(dataset, parts, monkeypatch):
-    work = engine(dataset, parts)
+@pytest.mark.parametrize("module", [None, Stateful])
+def test_an_update_does_not_depend_on_other_clients_or_groups(dataset, parts, monkeypatch, module):
+    work = engine(dataset, parts, module=module)
     together = models(work, sent(work, 0, 1, 3))
+    asked = [replace(sent(work, *ids), needs_loss=True) for ids in ((0, 3), (3,))]
+    assert len({[update.loss for update in work.updates(one)][-1] for one in asked}) == 1
+    assert work.evaluate(work.initial) == work.evaluate(work.initial)
     for client, y in models(work, sent(work, 3, 0)).items():
         np.testing.assert_array_equal(y, together[client])
     assert not np.array_equal(together[0], models(work, sent(work, 0, round=1))[0])
@@ -126,15 +138,12 @@ def test_losses_are_those_of_the_model_that_was_sent(dataset, parts, together):
         np.testing.assert_array_equal(update.value, before[update.client][0])
 
 
-def test_updates_have_their_number_of_steps(dataset, parts):
-    by_epochs = engine(dataset, parts)
-    assert [update.steps for update in by_epochs.updates(sent(by_epochs, 0, 3))] == [2 * -(-len(parts[0]) // 8), 2]
-    by_steps = engine(dataset, parts, epochs=None, steps=9)
-    assert [update.steps for update in by_steps.updates(sent(by_steps, 0, 3))] == [9, 9]
-
-
-def test_a_share_of_the_steps_is_a_prefix_of_all_steps(dataset, parts):
-    work = engine(dataset, parts)
+def test_the_number_of_steps_and_a_share_of_them_which_is_a_prefix(dataset, parts):
+    for work, due in (
+        (engine(dataset, parts, epochs=None, steps=9), [9, 9]),
+        (engine(dataset, parts), [2 * -(-len(parts[0]) // 8), 2]),
+    ):
+        assert [update.steps for update in work.updates(sent(work, 0, 3))] == due
     active = Active(np.array([0, 3]), shares=np.array([0.5, 0.01]), counts=np.array([3, 1]))
     got = [(u.client, u.steps, u.count, np.array(u.value)) for u in work.updates(sent(work, 0, 3), active)]
     full = 2 * -(-len(parts[0]) // 8)
@@ -312,19 +321,8 @@ def test_what_is_trained_together_is_a_matter_of_the_model(dataset, parts, modul
 
 
 @pytest.mark.parametrize("batch", [7, 1000])
-def test_evaluation(dataset, parts, batch, monkeypatch):
-    monkeypatch.setattr(inprocess, "EVALUATION_BATCH", batch)
-    work = engine(dataset, parts)
-    models(work, sent(work, 0))  # This changes the model.
-    got = work.evaluate(work.initial)
-    with torch.no_grad():
-        scores = build("mlp", seed=1)(torch.from_numpy(dataset.test_x))
-        labels = torch.from_numpy(dataset.test_y)
-        assert got.loss == pytest.approx(float(cross_entropy(scores, labels)), rel=1e-5)
-    assert got.accuracy == (scores.argmax(1) == labels).sum() / 30
-
-
-def test_evaluation_uses_trained_batchnorm_statistics(dataset, parts):
+def test_evaluation_uses_trained_batchnorm_statistics(dataset, parts, batch, monkeypatch):
+    monkeypatch.setattr("fedcore.sim.sgd.SCORED", batch)
     module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
     work = InProcess(module, dataset, parts, batch=8, steps=2, seed=0)
     y = models(work, sent(work, 0))[0]
@@ -332,8 +330,9 @@ def test_evaluation_uses_trained_batchnorm_statistics(dataset, parts):
     got = work.evaluate(y)
     FlatModel(module.eval()).load(y)
     with torch.no_grad():
-        scores = module(torch.from_numpy(dataset.test_x))
-    assert got.loss == pytest.approx(float(cross_entropy(scores, torch.from_numpy(dataset.test_y))), rel=1e-5)
+        scores, labels = module(torch.from_numpy(dataset.test_x)), torch.from_numpy(dataset.test_y)
+    assert got.loss == pytest.approx(float(cross_entropy(scores, labels)), rel=1e-5)
+    assert got.accuracy == (scores.argmax(1) == labels).sum() / 30
     assert work.evaluate(y) == got
 
 
@@ -375,13 +374,6 @@ def test_unknown_clients_and_wrong_vectors_are_rejected(dataset, parts):
             next(work.updates(replace(broadcast, ids=(client,))))
     with pytest.raises(ShapeError, match=r"^x\b"):
         work.evaluate(work.initial[:-1])
-
-
-def test_updates_are_computed_lazily(dataset, parts):
-    work = engine(dataset, parts)
-    first = next(work.updates(sent(work, 1, 0)))
-    assert isinstance(first, Update)
-    assert first.client == 1
 
 
 class Faulty(LocalRule):

@@ -73,6 +73,14 @@ def test_a_rejected_client_keeps_its_row():
     np.testing.assert_allclose(sum(engine.rows[0] - before[0]), sum(server.v - before[0]), rtol=1)
 
 
+def test_momentum_with_float_buffers_outlasts_a_round_without_clients():
+    """Clients with BatchNorm recover the same g as the server sends."""
+    changes = ["model='tests.sim.engines.test_inprocess:Stateful'", "participation.p=0.03", "local={batch=99, steps=2}"]
+    (theirs, lines, _), (ours, *_) = (run(trial_of("FedAvgM", *changes, placement=one)) for one in ("server", "client"))
+    assert 0 in [len(line.active) for line in lines[1:-1]]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD", "FedAvgM"])
 def test_a_resumed_trial_has_its_clients_rows(tmp_path, method):
     trial = trial_of(method, placement="client")

@@ -7,11 +7,17 @@ from functools import cache
 
 import pytest
 
+from fedcore.sim.data import Source, load
 from fedcore.sim.experiment import Sweep, load_preset, run_sweep
 from fedcore.sim.experiment.results import read, read_folder
 from fedcore.sim.experiment.trial import run_trial
 
+LION = "{name='tests.outsiders.house.mine.parts:Lion', eta=0.01}"
+DECAY = "{name='tests.sim.experiment.test_additions:Cosine'}"
 FEDAVG = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg']", "local.epochs=1"]
+
+UNTESTED = Source(lambda: replace(d := load("digits"), test_x=d.test_x[:0], test_y=d.test_y[:0]), "", (1, 8, 8), 10)
+"""The digits without test examples."""
 
 
 @cache

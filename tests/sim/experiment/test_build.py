@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedcore import Server, Update, algorithms
 from fedcore.algorithms import SCAFFOLD, Algorithm, Direction, FedAvg, Linear, Step, optimizers
 from fedcore.algorithms.local_rules import minibatches
-from fedcore.errors import ConfigError, RangeError
+from fedcore.errors import ConfigError, FedcoreError, RangeError
 from fedcore.sim import nets
 from fedcore.sim.engines import NO_ROUND, check_method
 from fedcore.sim.experiment import load_preset
@@ -42,6 +42,18 @@ def test_batchnorm_statistics_are_averaged_without_correction(norm):
         each = [np.array(update.value[server.layout.n_parameters :]) for update in engine.updates(sent)]
         server.round(engine.updates(sent))
         np.testing.assert_allclose(server.x[server.layout.n_parameters :], np.mean(each, axis=0), rtol=1e-5, atol=1e-7)
+
+
+def test_a_run_that_cannot_succeed_names_the_remedy(tmp_path):
+    for change, message in (
+        ("model='tests.sim.engines.test_inprocess:Stateful'", r"^client \d+: .*local\.batch"),
+        ("data='tests.sim.experiment.kit:UNTESTED'", "validation"),
+        ("algorithms=['FlexibleFedAvg']", r"algorithms\.0: .*local_steps"),
+    ):
+        with pytest.raises(FedcoreError, match=message):
+            run_trial(
+                Trial(load_preset("quickstart", ["algorithms=['FedAvg']", change]), 0, 0), tmp_path / message[-2:]
+            )
 
 
 @pytest.mark.parametrize(

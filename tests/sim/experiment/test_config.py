@@ -345,12 +345,6 @@ def test_warm_start_of_a_grid_applies_to_the_algorithms_that_take_one():
     assert methods == [[("FedAvg", False), ("FedAvgM", False)], [("SCAFFOLDM", 1)], [("SCAFFOLDM", 4)]]
 
 
-def test_grid_takes_any_key():
-    found = with_grid("{'local.epochs'=[1, 2], 'participation.p'=[0.3]}")
-    assert [point.experiment.local.epochs for point in found] == [1, 2]
-    assert found[0].experiment.participation.options == {"p": 0.3}
-
-
 def test_key_of_a_grid_does_not_affect_an_algorithm_with_its_own_value():
     methods = "algorithms=['FedAvg', {name='MIFA', label='MIFA', rate={lr=0.3}}]"
     found = points(load_preset("quickstart", [methods, "grid={'rate.lr'=[0.1, 0.2]}"]))
@@ -358,7 +352,10 @@ def test_key_of_a_grid_does_not_affect_an_algorithm_with_its_own_value():
     assert labels == {"rate.lr=0.1": ["FedAvg"], "rate.lr=0.2": ["FedAvg"], "": ["MIFA"]}
 
 
-def test_grid_takes_a_key_that_the_experiment_leaves_at_its_default():
+def test_grid_takes_any_key_also_one_that_the_experiment_leaves_at_its_default():
+    found = with_grid("{'local.epochs'=[1, 2], 'participation.p'=[0.3]}")
+    assert [point.experiment.local.epochs for point in found] == [1, 2]
+    assert found[0].experiment.participation.options == {"p": 0.3}
     found = with_grid("{'rate.optimizer'=['SGD', {name='Adam', eta=0.03}], 'evaluate.last'=[2]}")
     optimizers = [point.experiment.rate.optimizer for point in found]
     assert [(one.name, one.options) for one in optimizers] == [("SGD", {}), ("Adam", {"eta": 0.03})]

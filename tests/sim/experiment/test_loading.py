@@ -92,6 +92,8 @@ def test_overrides_are_toml_or_bare_words():
     assert (changed.rate.server_lr.name, changed.rate.server_lr.options) == ("Constant", {"value": 0.5})
     assert changed.seeds == (4, 2)
     assert (changed.participation.options, changed.participation.first_round) == ({"tau_max": 3}, "all")
+    load_preset("quickstart", {"local": (mine := {"batch": 16, "steps": 3}), "local.momentum": 0.5})
+    assert mine == {"batch": 16, "steps": 3}
 
 
 def test_default_label_of_an_algorithm_lists_its_options():

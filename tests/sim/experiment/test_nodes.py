@@ -9,7 +9,8 @@ from fedcore.sim.engines import Nodes
 from fedcore.sim.experiment import load_preset
 from fedcore.sim.experiment.schema import Evaluate, Trial
 from fedcore.sim.experiment.trial import build, rounds
-from tests.sim.experiment.kit import assert_resumes
+from tests.sim.experiment.kit import DECAY, assert_resumes
+from tests.sim.experiment.test_additions import Cosine
 
 
 def trial_of(graph, *changes):
@@ -59,9 +60,9 @@ def test_weights_by_examples():
 def test_interrupted_trial_resumes_from_the_network(tmp_path):
     def check(path):
         (folder,) = (path.parent.parent / "checkpoints").glob("*")
-        assert Network.load(folder).round_number == 4
+        assert Network.load(folder, lr=Cosine()).round_number == 4
 
-    assert_resumes(trial_of("ring"), tmp_path, [4], before_resume=check)
+    assert_resumes(trial_of("ring", f"rate.lr={DECAY}"), tmp_path, [4], before_resume=check)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from fedcore.sim.experiment.results import read, read_folder
 from fedcore.sim.experiment.runner import prepare
 from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.experiment.trial import run_trial
-from tests.sim.experiment.kit import assert_resumes, quick, records_in, wait_until
+from tests.sim.experiment.kit import DECAY, LION, assert_resumes, quick, records_in, wait_until
 
 METHODS = ["'FedAvg'", "'MIFA'", "'MimiC'", "'SCAFFOLD'", "'FedAvgMVR'", "'SCAFFOLDMVR'"]
 METHODS += ["{name='QFedAvg', q=1.0}", "'FedAWE'", "'FedAU'", "'FedACG'"]
+METHODS += [f"{{name='FedAvg', rate={{optimizer={LION}, lr={DECAY}, server_lr={DECAY}}}}}"]
 MARKOV = "participation={name='Markov', p_up=0.3, p_down=0.3}"
 
 

@@ -64,6 +64,12 @@ def test_a_failed_trial_and_a_killed_process_do_not_affect_the_others(tmp_path, 
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "build.json", "records"}
 
 
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_an_error_of_on_event_ends_the_run(tmp_path, small, jobs):
+    with pytest.raises(ZeroDivisionError):
+        run_experiment(small, tmp_path, jobs=jobs, on_event=lambda event: event.round and 1 / 0)
+
+
 def test_error_without_a_traceback_file(tmp_path, small):
     assert Ended("made up", "Traceback").logged(trials(small)[0], tmp_path / "nowhere") == Ended("made up")
 

@@ -174,10 +174,6 @@ def test_clients_of_a_log_have_the_names_of_the_data(tmp_path, monkeypatch):
             trace(log, clients)
 
 
-def test_long_label(tmp_path):
-    assert len(run(tmp_path, "rounds=1", f"algorithms=[{{name='FedAvg', label='{'a' * 300}'}}]")) == 1
-
-
 def test_trials_of_a_comparison_differ_only_in_the_algorithm(small):
     first, *others = [build(Trial(small, order, 1)) for order in range(len(small.algorithms))]
     np.testing.assert_array_equal(first.server.x, first.engine.initial)
@@ -213,8 +209,9 @@ def test_infinite_loss_is_recorded_as_none(tmp_path, monkeypatch):
     assert first.norm > 0
 
 
-def test_round_without_clients(tmp_path):
-    first, second = run(tmp_path, "rounds=2", "algorithms=['FedAvg']", 'participation={name="Bernoulli", p=0.0}')
+def test_round_without_clients_and_a_long_label(tmp_path):
+    method = f"algorithms=[{{name='FedAvg', label='{'a' * 300}'}}]"
+    first, second = run(tmp_path, "rounds=2", method, 'participation={name="Bernoulli", p=0.0}')
     assert (first.active, first.accepted, first.steps, first.norm, first.uploads) == ([], 0, 0, None, 0)
     assert first.accuracy == second.accuracy
 
@@ -238,14 +235,10 @@ def test_clients_drawn_twice_count_twice(tmp_path):
     assert any(line.accepted < 9 for line in lines)
 
 
-def test_server_rate_follows_the_cohort(tmp_path):
-    rate = "rate.server_lr={name='PerCohort', c=0.1, beta=2}"
+def test_server_rate_follows_the_cohort_and_client_rate_restarts(tmp_path):
+    rate = "rate={lr={name='Staircase', initial=0.2, restarts=[2]}, server_lr={name='PerCohort', c=0.1, beta=2}}"
     lines = run(tmp_path, "rounds=4", "algorithms=['MimiC']", rate, "participation={name='Bernoulli', p=0.2}")
     assert len({len(line.active) for line in lines}) > 1
     for line in lines:
         assert line.gamma == pytest.approx(0.1 * len(line.active) / (line.round + 2))
-
-
-def test_client_rate_restarts(tmp_path):
-    lines = run(tmp_path, "rounds=4", "rate.lr={name='Staircase', initial=0.2, restarts=[2]}")
     assert [line.lr for line in lines] == [0.2, 0.1, 0.2, 0.1]
