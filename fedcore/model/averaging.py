@@ -17,7 +17,7 @@ from fedcore.errors import ArrayError, DivergedError, FedcoreError, RangeError, 
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
 from fedcore.model.files import bytes_of, open_model
-from fedcore.model.layout import FLAT, Tree, describe_names, named_tensors, nested, tree_of
+from fedcore.model.layout import FLAT, Model, Tree, describe_names, named_tensors, nested, tree_of
 from fedcore.model.lora import Adapters, check_way, equal_adapters
 from fedcore.model.policy import TensorForm, TensorPolicy, cast, in_library, is_finite, is_mask, settled, why_not_finite
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
@@ -299,6 +299,8 @@ class _Stream:
 
 def form_of(model: Any) -> Tree:
     """Return the nesting of the first model, which the average has; None for a mapping by name."""
+    if isinstance(model, Model):
+        return form_of(model.tensors)
     tree = None if _is_file(model) else tree_of(model)
     is_named = tree is not None or _is_file(model) or isinstance(model, Mapping) or hasattr(model, "named_parameters")
     return tree if is_named else FLAT
@@ -455,9 +457,10 @@ def _place(leaf: Any) -> Any:
     """Return the place of a tensor's bytes, which tied tensors have in common; None if it cannot be tied."""
     if isinstance(leaf, StoredTensor):
         return leaf.place if leaf.size else None
-    with suppress(AttributeError, RuntimeError):  # no tensor of torch, or one without memory of its own
-        if address := leaf.data_ptr():
-            return address, leaf.stride(), leaf.shape, leaf.dtype
+    if hasattr(leaf, "data_ptr"):  # of torch
+        with suppress(AttributeError, RuntimeError):  # a tensor without memory of its own
+            if address := leaf.data_ptr():
+                return address, leaf.stride(), leaf.shape, leaf.dtype
     return None
 
 

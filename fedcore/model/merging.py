@@ -151,9 +151,9 @@ def merge(
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
             the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and the configurations and
             tokenizers beside the models, of the base or else of the first model that has the file.
-        inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
-            files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same
-            targets, and with ``lora="average"`` the same rank and scale.
+        inputs: k paths, in a sequence or from an iterator, of safetensors files, folders or indices, of torch files
+            (.pt, .pth, .bin, .ckpt) or of .npz files. A model may lack or repeat names of tied tensors. LoRA adapters
+            in folders must have the same targets, and with ``lora="average"`` the same rank and scale.
         weights: as for ``aggregate``.
         base: the model from which the inputs were trained. If it is the result of a merge with an optimizer, pass the
             same optimizer, which continues with its moments, or delete the base's ``merge.json``.
@@ -830,7 +830,9 @@ class _Pass:
         if is_mask(part.name, self._job.pattern[part.name]):
             self._state.constants.append(part.name)
         elif x is not None and not is_finite(x):
-            raise ArrayError(f"base, {part.name}: {why_not_finite(rows[len(given)], 'float32', 'as in steps')}")
+            raise ArrayError(
+                f"base, {part.name}: {why_not_finite(rows[len(given)], 'float32', 'in which steps compute')}"
+            )
         else:
             kind, sent = self._job.plan[part.name].dtype, zip(self._kept, rows, given, strict=False)
             bad = {str(i): f"{part.name}: {why_not_finite(row, kind)}" for i, row, one in sent if not is_finite(one)}

@@ -146,6 +146,7 @@ def test_an_iterator_of_paths_and_other_forms(tmp_path):
     assert fedcore.aggregate(tmp_path.glob("*.safetensors"))["w"].tolist() == [2.5, 2.5]
     assert fedcore.aggregate(iter([np.float32([1]), np.float32([2])])).tolist() == [1.5]
     assert fedcore.aggregate([np.float32([k])] for k in (1, 2))[0].tolist() == [1.5]
+    assert fedcore.aggregate([fedcore.Model({"w": np.float32([k])}) for k in (1, 2)])["w"].tolist() == [1.5]
     with pytest.raises(errors.RangeError, match="empty"):
         fedcore.aggregate(iter([]))
     one = tmp_path / "1.safetensors"
