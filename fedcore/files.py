@@ -231,8 +231,8 @@ def draft_of(path: Path, folder: OpenFolder | None = None) -> Iterator[Path]:
         return
     draft, mode = path.with_name(f".{path.name}.{uuid4().hex[:12]}"), mode_of(path, folder)
     first = 0o666 if mode is None else mode | 0o600  # other users never have more rights than on the final file
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first, dir_fd=folder.fd))
     try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first, dir_fd=folder.fd))
         yield draft
         with opened(draft, os.O_RDONLY | SAFE, folder.fd) as written:
             if mode is not None:
@@ -243,7 +243,7 @@ def draft_of(path: Path, folder: OpenFolder | None = None) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             os.unlink(draft, dir_fd=folder.fd)
-        if isinstance(error, OSError) and error.filename2 is not None:
+        if isinstance(error, OSError) and Path(str(error.filename)).name == draft.name:
             raise type(error)(error.errno, error.strerror, str(folder.path / path)) from None  # hides the draft's name
         raise
 

@@ -67,6 +67,11 @@ def test_an_error_keeps_the_old_file(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
+def test_an_error_names_the_file_and_not_its_draft():
+    with pytest.raises(OSError, match="'/proc/file'"):
+        atomic_file.write_text(Path("/proc/file"), "")  # no one can make it
+
+
 def test_a_new_file_follows_the_umask(tmp_path):
     mask = os.umask(0o027)
     try:

@@ -35,14 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hide_warnings_of_others()
         options.run(options)
         sys.stdout.flush()
-    except FedcoreError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(MISTAKE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # a reader such as head closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # prevents an error message of Python at exit
         sys.exit(FAILED)
-    except OSError as error:  # a full disk, or a folder without write permission
+    except (FedcoreError, OSError) as error:  # an OSError is a full disk, or a folder without write permission
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(FAILED)
+        sys.exit(MISTAKE if isinstance(error, FedcoreError) else FAILED)

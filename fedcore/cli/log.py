@@ -79,8 +79,6 @@ class Loggers:
 
     def _drop(self, kind: str, error: Exception) -> None:
         del self._loggers[kind]
-        text = (
-            f"note: {kind} failed and is no longer used ({type(error).__name__}: {error}); the run continues; "
-            f"the callback's replay({str(self._folder)!r}) can log all rounds later"
-        )
-        terminal.print_plain(self._console, [text], "yellow")
+        failed = f"note: {kind} failed and is no longer used ({type(error).__name__}: {error}); the run continues"
+        advice = f"the callback's replay({str(self._folder)!r}) can log all rounds later"
+        terminal.print_plain(self._console, [f"{failed}; {advice}"], "yellow")

@@ -84,8 +84,9 @@ def run(options: Options) -> None:
         return
     kept = [(path, one) for path, one in inputs if "rejected" not in one]
     for path, one in kept:
-        clipped = f", clipped to {one['norm'] * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
-        print(f"{one['share']:8.4f}  {path}: norm {one['norm']:.4g}{clipped}")
+        norm = float("inf") if one["norm"] is None else one["norm"]
+        clipped = f", clipped to {norm * one['clip_factor']:.4g}" if one["clip_factor"] < 1 else ""
+        print(f"{one['share']:8.4f}  {path}: norm {norm:.4g}{clipped}")
     for module, one in report.get("products", {}).items():
         print(f"error {one['error']:.2e}, rank {one['rank']} of {one['ranks']}: {module}")
     lora = "" if options.lora == "average" else f", rank {report['rank']}, error {report['error']:.2e}"

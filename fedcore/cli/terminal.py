@@ -48,6 +48,13 @@ class Parser(argparse.ArgumentParser):
             message = f"{guess[1]}: no such command; use `{self.prog} {INSTEAD[guess[1]]}`"
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # of a command too
+        """Parse arguments; raise ConfigError for unknown ones, with a hint at the command's own ``--help``."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def add_commands(self) -> None:
         """Turn this parser into a group of commands; without a command it prints its help."""
         self.set_defaults(run=lambda options: self.print_help(), needs=())
@@ -94,10 +101,8 @@ def _integer(text: str) -> int:
 
 def numbers(text: str) -> list[float]:
     """Parse numbers separated by commas."""
-    return [
-        float(_parsed(part, float, -math.inf, "a finite number, or several separated by commas"))
-        for part in text.split(",")
-    ]
+    what = "a finite number, or several separated by commas"
+    return [float(_parsed(part, float, -math.inf, what)) for part in text.split(",")]
 
 
 def share(text: str) -> float:
@@ -138,8 +143,9 @@ def load_imports(imports: Iterable[str]) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; types that JSON lacks, such as paths, become text."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print a value as JSON; types that JSON lacks, such as paths, become text, and NaN and infinities null."""
+    plain = json.loads(json.dumps(value, default=str), parse_constant=lambda name: None)
+    print(json.dumps(plain, indent=2, ensure_ascii=False))
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:

@@ -1,39 +1,27 @@
 """Averages of models, without a server."""
 
-import hashlib
 import itertools
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arrays import F32, F64, LINE, NARROW, BufferPool, as_array, core, dtype_name, empty, ieee, tensor_over
-from fedcore.errors import ArrayError, CorruptionError, FedcoreError, RangeError, ShapeError, UnknownClientError
+from fedcore.arrays import F32, F64, LINE, NARROW, BufferPool, as_array, dtype_name, empty, ieee, tensor_over
+from fedcore.errors import ArrayError, DivergedError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
 from fedcore.model.files import bytes_of, open_model
-from fedcore.model.layout import Tree, describe_names, named_tensors, nested, tree_of
+from fedcore.model.layout import FLAT, Model, Tree, describe_names, named_tensors, nested, tree_of
 from fedcore.model.lora import Adapters, check_way, equal_adapters
-from fedcore.model.policy import (
-    NOT_FINITE,
-    TensorForm,
-    TensorPolicy,
-    cast,
-    check_tensor,
-    in_library,
-    is_finite,
-    is_mask,
-    settled,
-)
+from fedcore.model.policy import TensorForm, TensorPolicy, cast, in_library, is_finite, is_mask, settled, why_not_finite
 from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
-from fedcore.model.windows import UNIT, Part, Rows, Windows, check_model, flat
+from fedcore.model.windows import Digest, Part, Rows, Windows, add_to, check_model, flat, require_unchanged
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
@@ -47,6 +35,7 @@ MOST_KEPT = 1 << 28
 """The maximum size in bytes of an average whose memory the process keeps for the next average."""
 
 
+RULES = "float32, in which rules compute"
 Plan = dict[str, TensorForm]
 
 
@@ -94,7 +83,9 @@ def aggregate(
 
     Raises:
         ArrayError, ShapeError, DtypeError, RangeError: names or a shape differ, a constant differs, or a tensor is
-            sparse, not in CPU memory or not finite. The message names the client and the tensor.
+            sparse, not in CPU memory or not finite, or tied in the first model and not in another. The message names
+            the client and the tensor.
+        DivergedError: with a rule, the result exceeds float32; or the sum of an iterator exceeds float64.
         RangeError, ShapeError, DtypeError: ``models`` is empty, or the weights are invalid.
         UnknownNameError, RangeError: the rule is unknown, needs more models, or needs the model before the round.
         StoreError: a file cannot be read.
@@ -124,8 +115,7 @@ def aggregate(
         chain = None if rule is None else Chain.of_models(rule, has_base=False)
         if chain is not None:
             require_no_weights(weights)
-        if _is_file(models):
-            raise ArrayError("models: expected several models, got one path; pass a list of paths")
+        require_several("models", models)
         if (chain is not None or lora != "average") and isinstance(models, Iterator):
             models = list(models)
         if isinstance(models, Iterator):
@@ -152,6 +142,13 @@ def aggregate(
         raise type(error)(shorten(text)) from None
 
 
+def require_several(option: str, models: Any, *others: type) -> None:
+    """Raise an ArrayError for one path, or an object of another type, in place of several models."""
+    if _is_file(models) or not isinstance(models, Iterable) or isinstance(models, others):
+        got = "one path" if _is_file(models) else type(models).__name__
+        raise ArrayError(f"{option}: expected several models, got {got}; pass a list of paths or models")
+
+
 def _is_file(model: Any) -> bool:
     return isinstance(model, str | os.PathLike | Safetensors)
 
@@ -164,8 +161,8 @@ def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | No
     files = {label: one for label, path, one in zip(labels, paths, given, strict=True) if path is not None}
     equal_adapters(files)
     models = [open_model(one, key=key) if _is_file(one) else one for one in given]
-    result = ResultForm.of(given[0])
-    is_plain = not files and result.tree is None and isinstance(given[0], Mapping)
+    tree = form_of(given[0])
+    is_plain = not files and tree is None and isinstance(given[0], Mapping)
 
     def named(i: int) -> Named:
         return models[i] if labels[i] in files else named_tensors(models[i], labels[i], f"{labels[i]}, ")
@@ -176,13 +173,13 @@ def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | No
     plan = TensorPolicy().plan(labels[0], first)
     if (rows := _plain_rows(models, labels, first, plan)) is not None:
         with suppress(FedcoreError):  # the code below copies tensors or reports the invalid one
-            return result.of_tensors(plan, _averages(models, rows, labels, dict(plan), shares, chain))
+            return in_form(tree, plan, _averages(models, rows, labels, dict(plan), shares, chain))
     ties, rows = ties_of(first), []
     for i, label in enumerate(labels):
         models[i] = model = matched(named(i), plan, ties)
         check_model(label, model, plan)
         rows.append([_row(f"{label}, {name}", model[name], form) for name, form in averaged(plan).items()])
-    return result.of_tensors(plan, _averages(models, rows, labels, plan, shares, chain))
+    return in_form(tree, plan, _averages(models, rows, labels, plan, shares, chain))
 
 
 def _averages(
@@ -200,11 +197,8 @@ def _averages(
     needs_norms = chain is not None or any(form.result != "float32" for form in stream.forms.values())
     for parts, given, targets in stream.windows(outs):
         with span("aggregate", None, (given, targets)):
-            if needs_norms:
-                summed = kernels.weighted_sum_segments(given, shares, targets, accumulate="float64", norms=True)
-                suspects += [] if summed.finite.all() else [part.name for part in parts]
-            else:
-                kernels.weighted_sum_segments(given, shares, targets, accumulate="float64")
+            summed = kernels.weighted_sum_segments(given, shares, targets, accumulate="float64", norms=needs_norms)
+            suspects += [part.name for part in parts] if needs_norms and not summed.finite.all() else []
             if combination is not None:
                 for j, target in enumerate(targets):
                     _combine(combination, [each[j] for each in given], target)
@@ -213,14 +207,18 @@ def _averages(
     # 0 times infinity is NaN, so that an average is not finite for a model of weight 0 either.
     if not needs_norms and not kernels.all_finite([memory.view(np.float32)])[0]:  # cheaper than all rows' norms
         suspects = [name for name, out in outs.items() if not is_finite(out)]
-    for name, label in stream.not_finite(labels, outs, suspects).items() if suspects else ():
-        if not is_mask(f"{label}, {name}", models[0][name]):
-            raise ArrayError(f"{label}, {name}: {NOT_FINITE}")
+    for name, i in stream.not_finite(suspects).items() if suspects else ():
+        if not is_mask(name, models[0][name]):
+            raise ArrayError(f"{labels[i]}, {name}: {why_not_finite(models[i][name], plan[name].dtype)}")
         plan[name] = plan[name]._replace(kind="constant")
-    return {
+    for name in averaged(plan) if combination is not None or suspects else ():
+        require_finite(name, outs[name], plan[name].dtype, has_rule=combination is not None)
+    found = {
         name: _finished(form, outs[name]) if form.is_averaged else _settled(name, form, labels, models)
         for name, form in plan.items()
     }
+    require_tied(labels[0], ties_of(models[0]), found)
+    return found
 
 
 def averaged(plan: Plan) -> Plan:
@@ -281,43 +279,37 @@ class _Stream:
                     return found
                 masks = {name for name, row in zip(self.forms, self._rows[0], strict=True) if is_mask(name, row)}
             label = labels[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]
-            raise ArrayError(f"{label}: {NOT_FINITE}")
+            raise ArrayError(f"{label}: has a NaN, an infinity, or a number beyond {RULES} or the first dtype")
 
         return chain.combination(len(labels), products, 0), [digest.state()[2] for digest in digests]
 
-    def digest(self, digests: Sequence["Digest"], parts: list[Part], rows: Rows) -> None:
+    def digest(self, digests: Sequence[Digest], parts: list[Part], rows: Rows) -> None:
         """Add the measured parts of files to the digests."""
         if not self._is_in_memory:
             add_to(digests, parts, rows, {name: self.forms[name] for name in self._measured})
 
-    def not_finite(self, labels: Sequence[str], outs: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-        """Return the tensors with a NaN or an infinity, and a model of each; sums of float64 may overflow."""
-        bad = {name: "models" for name in names if self.forms[name].dtype != "float64" and not is_finite(outs[name])}
+    def not_finite(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the tensors with a NaN or an infinity, and the first model of each."""
+        bad = dict[str, int]()
         for parts, rows, _ in self.windows(names=[*dict.fromkeys(names)]):
-            for label, each in reversed(list(zip(labels, rows, strict=True))):
-                bad |= {part.name: label for part, row in zip(parts, each, strict=True) if not is_finite(row)}
+            for i, each in reversed([*enumerate(rows)]):
+                bad |= {part.name: i for part, row in zip(parts, each, strict=True) if not is_finite(row)}
         return bad
 
 
-class ResultForm(NamedTuple):
-    """The form of an average: its nesting, and whether it is a single array."""
+def form_of(model: Any) -> Tree:
+    """Return the nesting of the first model, which the average has; None for a mapping by name."""
+    if isinstance(model, Model):
+        return form_of(model.tensors)
+    tree = None if _is_file(model) else tree_of(model)
+    is_named = tree is not None or _is_file(model) or isinstance(model, Mapping) or hasattr(model, "named_parameters")
+    return tree if is_named else FLAT
 
-    tree: Tree
-    is_array: bool
 
-    @classmethod
-    def of(cls, model: Any) -> "ResultForm":
-        """Return the form of the first model."""
-        if _is_file(model):
-            return cls(None, False)
-        return cls(tree_of(model), not isinstance(model, Mapping) and not hasattr(model, "named_parameters"))
-
-    def of_tensors(self, plan: Iterable[str], named: Named) -> Any:
-        """Return tensors in this form, in the order of ``plan``."""
-        ordered = {name: named[name] for name in plan}
-        if self.tree is not None:
-            return nested(self.tree, ordered)
-        return ordered["x"] if self.is_array else ordered
+def in_form(tree: Tree, plan: Iterable[str], named: Named) -> Any:
+    """Return tensors in the nesting of the first model and the order of ``plan``."""
+    ordered = {name: named[name] for name in plan}
+    return ordered if tree is None else nested(tree, ordered)
 
 
 # A robust rule combines h_i = -y_i, so that the result has the bits of a server's step from x = 0. Distances come from
@@ -348,6 +340,14 @@ def write_combination(combination: Combination, rows: Sequence[Any], out: F32, b
             np.subtract(0, out, out=out)  # a zero stays positive
 
 
+def require_finite(name: str, result: Any, kind: str, *, has_rule: bool = False) -> Any:
+    """Return a result of finite tensors; raise DivergedError if a number is beyond the range of its dtype."""
+    if not is_finite(result):
+        limit = RULES if has_rule and kind not in NARROW else kind
+        raise DivergedError(f"{name}: the result is beyond the range of {limit}; pass smaller numbers or a wider dtype")
+    return result
+
+
 def _combine(combination: Combination, rows: list[Any], target: Any) -> None:
     """Write the robust combination of k tensors to a tensor of NumPy or torch."""
     kind, out = dtype_name(target), flat(target)
@@ -355,48 +355,6 @@ def _combine(combination: Combination, rows: list[Any], target: Any) -> None:
     write_combination(combination, [flat(row) for row in rows], to)
     if kind != "float32":
         _round_into(out, to.astype(np.float64), kind)
-
-
-# A file may change between two passes, and its times may be set back. So both passes compute a digest of the content.
-
-
-class Digest:
-    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
-
-    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
-        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
-
-    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
-        """Add the bytes of a part. The parts of a tensor come in order."""
-        if part.start == 0:
-            head = json.dumps([part.name, form.dtype, form.shape]).encode()
-            self._chain = hashlib.blake2b(head, digest_size=16).digest()
-        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
-            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
-        if part.stop == math.prod(form.shape):
-            number = int.from_bytes(self._chain, "little")
-            self._total = (self._total + number) % 2**128
-            if form.kind == "parameter":
-                self._measured = (self._measured + number) % 2**128
-
-    def state(self) -> list[str]:
-        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
-        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
-
-
-def add_to(digests: Sequence[Digest], parts: list[Part], rows: Sequence[Sequence[Any]], plan: Named) -> None:
-    """Add the parts of the tensors of ``plan`` to the digests, one for each model."""
-    for digest, each in zip(digests, rows, strict=False):
-        for part, row in zip(parts, each, strict=True):
-            if part.name in plan and len(row):
-                digest.add(part, plan[part.name]._replace(dtype=dtype_name(row)), bytes_of(row))
-
-
-def require_unchanged(names: Sequence[Any], first: Sequence[str], again: Sequence[Digest]) -> None:
-    """Raise a CorruptionError if the parameters of a model had different digests in two passes."""
-    for name, was, now in zip(names, first, again, strict=False):
-        if now.state()[2] != was:
-            raise CorruptionError(f"{name}: was changed between two passes; write new models to new files")
 
 
 # Models from an iterator are added to sums in float64, so that each one can be freed.
@@ -416,7 +374,7 @@ class Sums:
 
     @ieee
     def __init__(self, first: Any, shares: npt.NDArray[np.float64] | None) -> None:
-        self._shares, self._count, self._form = shares, 0, ResultForm.of(first)
+        self._shares, self._count, self._tree = shares, 0, form_of(first)
         named = named_tensors(first, "client 0", "client 0, ")
         self._plan, self._ties = TensorPolicy().plan("client 0", named), ties_of(named)
         for name, form in averaged(self._plan).items():
@@ -442,7 +400,7 @@ class Sums:
                 continue
             row = _row(f"{label}, {name}", named[name], form)
             if not is_finite(row):
-                raise ArrayError(f"{label}, {name}: {NOT_FINITE}")
+                raise ArrayError(f"{label}, {name}: {why_not_finite(named[name], form.dtype)}")
             row = cast(flat(row), "float64" if form.dtype == "float64" else "float32")
             kernels.combine([self._sums[name], row], [1.0, share], self._sums[name])
         self._others, self._count = [others], i + 1
@@ -459,8 +417,9 @@ class Sums:
             if self._shares is None:
                 total /= self._count
             _round_into(flat(outs[name]), total, form.result)
-            outs[name] = _finished(form, outs[name])
-        return self._form.of_tensors(self._plan, self._others[0] | outs)
+            outs[name] = _finished(form, require_finite(name, outs[name], form.dtype))
+        require_tied("client 0", self._ties, found := self._others[0] | outs)
+        return in_form(self._tree, self._plan, found)
 
 
 def _round_into(out: Any, total: npt.NDArray[np.float64], kind: str) -> None:
@@ -498,9 +457,10 @@ def _place(leaf: Any) -> Any:
     """Return the place of a tensor's bytes, which tied tensors have in common; None if it cannot be tied."""
     if isinstance(leaf, StoredTensor):
         return leaf.place if leaf.size else None
-    with suppress(AttributeError, RuntimeError):  # no tensor of torch, or one without memory of its own
-        if address := leaf.data_ptr():
-            return address, leaf.stride(), leaf.shape, leaf.dtype
+    if hasattr(leaf, "data_ptr"):  # of torch
+        with suppress(AttributeError, RuntimeError):  # a tensor without memory of its own
+            if address := leaf.data_ptr():
+                return address, leaf.stride(), leaf.shape, leaf.dtype
     return None
 
 
@@ -509,6 +469,15 @@ def ties_of(model: Named) -> dict[str, str]:
     places, first = {name: _place(leaf) for name, leaf in model.items()}, dict[Any, str]()
     found = {name: first.setdefault(place, name) for name, place in places.items() if place is not None}
     return {name: of for name, of in found.items() if of != name}
+
+
+def require_tied(first: str, ties: Mapping[str, str], result: Named) -> None:
+    """Raise ArrayError if tensors that are tied in the first model differ in the result."""
+    for alias, name in ties.items():
+        for _, ((one,), (other,)) in Windows([{name: result[alias]}, {name: result[name]}], [name]).read():
+            if not np.array_equal(bytes_of(one), bytes_of(other)):
+                reason = f"is tied to {name} in {first}, but differs in another"
+                raise ArrayError(f"{alias}: {reason}; tie them in all models")
 
 
 def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> Named:
@@ -529,7 +498,7 @@ def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> N
 
 def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan: Plan) -> list[list[Any]] | None:
     """Return the models' float tensors if names and shapes fit, else None; the native kernel checks the rest."""
-    floats, others = averaged(plan), [name for name, form in plan.items() if not form.is_averaged]
+    floats, others = averaged(plan), {name: form for name, form in plan.items() if not form.is_averaged}
     shapes, types, rows = [form.shape for form in floats.values()], [type(first[name]) for name in floats], []
     if not all(one is np.ndarray or _has_c_export(one) for one in types):
         return None
@@ -542,8 +511,7 @@ def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan
                 return None
         except RuntimeError:  # a nested tensor has no shape
             return None
-        for name in others:
-            check_tensor(f"{label}, {name}", model[name], plan[name])
+        check_model(label, {name: model[name] for name in others}, others)
     return rows
 
 

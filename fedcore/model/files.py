@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
+from zipfile import is_zipfile
 
 import numpy as np
 import numpy.typing as npt
@@ -159,9 +160,9 @@ def files_beside(paths: Mapping[str, Any], given: Mapping[str, bytes]) -> dict[s
 
 def _read_beside(folder: Path, name: str) -> bytes:
     """Return a file beside a model. A link must lead into the folder, or into the blobs of a cache of snapshots."""
-    target = Path(os.path.realpath(folder / name))
-    homes = [Path(os.path.realpath(home)) for home in (folder, folder.parent.parent / "blobs")]
-    if not any(target.is_relative_to(home) for home in homes):
+    target, home = (Path(os.path.realpath(path)) for path in (folder / name, folder))
+    homes = [home, *(outer.with_name("blobs") for outer in home.parents if outer.name == "snapshots")]
+    if not any(target.is_relative_to(os.path.realpath(place)) for place in homes):
         raise StoreError(f"{folder / name}: is a link out of the model's folder; put a copy of the file in its place")
     try:
         with open(open_file(target), "rb") as file:
@@ -210,16 +211,18 @@ def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
         raise MissingDependencyError.of(path.name, "torch", extra="torch", instead="convert it to .safetensors")
     torch, keys, content = import_module("torch"), "", None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zipfile(path))
         if isinstance(content, Mapping):
             keys = f"; its keys are {', '.join(map(repr, list(content)[:3]))}{', ...' * (len(content) > 3)}"
         named = content if key is None else content[key]
         odd = [name for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)]
-        if odd or not named:
-            raise TypeError(f"{odd[0]!r} is not a tensor" if odd else "it is empty")
+        if odd or not named or len({*map(str, named)}) < len(named):
+            reason = "two names are equal as str" if named else "it is empty"
+            raise TypeError(f"{odd[0]!r} is not a tensor" if odd else reason)
     except Exception as error:  # torch raises errors of many classes for invalid files
-        reason = f"{type(error).__name__}: {shorten(str(error).partition(chr(10))[0])}"
-        advice = "pass the key of the state_dict, or save the file with torch.save(model.state_dict(), path)"
+        reason = f"{type(error).__name__}: {shorten(str(error).partition(chr(10))[0].partition('. ')[0])}"
+        advice = "copy it again" if content is None else "pass the key of the state_dict"
+        advice += ", or save the file with torch.save(model.state_dict(), path)"
         entries = content.items() if key is None and isinstance(content, Mapping) else ()
         for name, entry in entries:
             if isinstance(entry, Mapping) and any(isinstance(leaf, torch.Tensor) for leaf in entry.values()):
@@ -252,7 +255,9 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         UnknownNameError: the suffix is unknown.
-        ArrayError, DtypeError: the format cannot hold tensors of that library or dtype.
+        ArrayError, DtypeError: the format cannot hold tensors of that library, dtype or name. No format but torch's
+            holds half of a surrogate pair, safetensors not "__metadata__", and .npz not "file", "allow_pickle" and
+            names with a zero character.
         StoreError: the file cannot be written.
 
     Example (writes a model every tenth round):
@@ -280,6 +285,8 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
 def _write(tensors: dict[str, Any], form: str, file: IO[bytes]) -> None:
     if form == ".npz":
         for name, leaf in tensors.items():
+            if name in ("file", "allow_pickle") or name.encode(errors="ignore").replace(b"\0", b"").decode() != name:
+                raise ArrayError(f"{name!r}: a .npz file cannot have a tensor of this name; rename it")
             if leaf.dtype.kind == "V":
                 raise DtypeError(f"{name}: a .npz file cannot hold {dtype_name(leaf)}; convert the tensor")
         np.savez(file, allow_pickle=False, **tensors)
@@ -312,25 +319,27 @@ def write_flat(
         order = sorted(tensors, key=lambda name: (-BYTES[tensors[name].dtype], name))
         text = header_of((name, tensors[name].dtype, tensors[name].shape) for name in order)
         files = {"model.safetensors": (text, order)}
+
+    def content(text: bytes, names: list[str]) -> Iterator[Any]:
+        yield text
+        for name in names:
+            if (piece := tensors.get(name)) is None:
+                parts = _parts(stored[name], stored[name].kind)
+            else:
+                vector = x[piece.start : piece.stop] if piece in layout.slices else outside[piece.name]
+                parts = _parts(vector.reshape(-1), piece.dtype)
+            yield from (part.data for part in parts)
+
+    index = {} if base is None or base.index is None else dict([base.index])
+    beside = files_beside({} if base is None else {"model": base}, index)
+    contents = {name: content(*file) for name, file in files.items()} | {name: [text] for name, text in beside.items()}
     try:
         with _new_folder(target) as folder:
-            for file, (text, names) in files.items():
-                with open(file, "xb", opener=folder.open) as opened:
-                    opened.write(text)
-                    for name in names:
-                        if (piece := tensors.get(name)) is None:
-                            parts = _parts(stored[name], stored[name].kind)
-                        else:
-                            vector = x[piece.start : piece.stop] if piece in layout.slices else outside[piece.name]
-                            parts = _parts(vector.reshape(-1), piece.dtype)
-                        for part in parts:
-                            opened.write(part.data)
+            for name, parts in contents.items():
+                with open(name, "xb", opener=folder.open) as opened:
+                    opened.writelines(parts)
                     opened.flush()
                     os.fsync(opened.fileno())
-            index = {} if base is None or base.index is None else dict([base.index])
-            for name, content in files_beside({} if base is None else {"model": base}, index).items():
-                with open(name, "xb", opener=folder.open) as opened:
-                    opened.write(content)
     except OSError as error:
         raise StoreError(f"{target}: cannot be written: {error.strerror}; choose a folder with space") from error
 
@@ -367,8 +376,8 @@ def _new_folder(target: Path) -> Iterator[OpenFolder]:
 def bytes_of(leaf: Any) -> npt.NDArray[np.uint8]:
     """Return a tensor's bytes in C order, little-endian; a view if it is in that form."""
     if hasattr(leaf, "detach"):
-        flat = leaf.cpu().contiguous().reshape(-1)
-        view: npt.NDArray[np.uint8] = flat.view(import_module("torch").uint8).numpy()
+        column = leaf.cpu().contiguous().reshape(-1).unsqueeze(-1)  # a single element keeps its stride, else
+        view: npt.NDArray[np.uint8] = column.view(import_module("torch").uint8).reshape(-1).numpy()
         return view
     array = np.ascontiguousarray(leaf.codes if isinstance(leaf, Bfloat16Array) else leaf)
     little = array if array.dtype.byteorder in "=|<" else array.astype(array.dtype.newbyteorder("<"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, get_args
 
 import numpy as np
@@ -35,8 +35,8 @@ from fedcore.arrays import (
 )
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.kernels import dequantise, quantise
-from fedcore.model.policy import BUFFERS, COUNTERS, FLOATS, INTEGERS, Kind, TensorPolicy, check_form, is_mask, matches
-from fedcore.model.safetensors import WINDOW, StoredTensor, read_tensors
+from fedcore.model.policy import BUFFERS, COUNTERS, DTYPES, Kind, TensorPolicy, check_form, is_mask, is_rounded, matches
+from fedcore.model.safetensors import StoredTensor, read_tensors
 from fedcore.validation import Represented
 
 # A flat float32 vector holds a model's *parameters*, followed by its *float buffers* (BatchNorm statistics). It omits
@@ -160,22 +160,17 @@ class Layout(Represented):
         listed = list(tensors)
         self.groups = {group: tuple(names) for group, names in (groups or {}).items()}
         self.ignored = tuple(ignored)
-        self.slices: tuple[Slice, ...] = ()
         self.counters = tuple(piece for piece in listed if piece.kind == "counter")
         self.constants = tuple(piece for piece in listed if piece.kind == "constant")
         self.outside = self.counters + self.constants
         self.aliases = dict(aliases or {})
         self.library, self.tree = library, tree
-        start = 0
-        for kind in ("parameter", "buffer"):
-            for piece in listed:
-                if piece.kind == kind:
-                    stop = start + math.prod(piece.shape)
-                    self.slices += (replace(piece, start=start, stop=stop),)
-                    start = stop
-            if kind == "parameter":
-                self.n_parameters = start
-        self.n = start
+        inside = [piece for kind in ("parameter", "buffer") for piece in listed if piece.kind == kind]
+        ends = [0, *accumulate(math.prod(piece.shape) for piece in inside)]
+        ranges = zip(inside, ends, ends[1:], strict=False)
+        self.slices = tuple(replace(piece, start=start, stop=stop) for piece, start, stop in ranges)
+        self.n = ends[-1]
+        self.n_parameters = ends[sum(piece.kind == "parameter" for piece in inside)]
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
         self._is_wide = any(piece.dtype == "float64" for piece in self.slices)  # and nothing was logged
         own = [None if piece.dtype in NARROW else np.dtype(piece.dtype) for piece in self.outside]
@@ -203,16 +198,13 @@ class Layout(Represented):
         (8, ('w', 'b'))
         """
         model = x if isinstance(x, Model) else Model(x)
-        x, parameters = model.tensors, set[str]()
-        buffer_names: set[str] = set()
-        aliases: dict[str, str] = {}
+        x, parameters, buffer_names, aliases = model.tensors, set[str](), set[str](), dict[str, str]()
         if hasattr(x, "named_parameters"):
             first = {id(tensor): name for name, tensor in x.named_parameters()}
             parameters = set(first.values())
             buffer_names = {name for name, _ in x.named_buffers()}
-            for name, tensor in x.named_parameters(remove_duplicate=False):
-                if first[id(tensor)] != name:
-                    aliases[name] = first[id(tensor)]
+            every = {name: first[id(tensor)] for name, tensor in x.named_parameters(remove_duplicate=False)}
+            aliases = {name: of for name, of in every.items() if of != name}
         tensors, named = [], {name: leaf for name, leaf in named_tensors(x).items() if not model.ignores(name)}
         aliases = {name: first for name, first in aliases.items() if first in named}
         policy = TensorPolicy(buffers, counters)
@@ -265,20 +257,21 @@ class Layout(Represented):
         """Return the layout from the result of ``to_state``; raise LookupError, TypeError or ValueError if invalid."""
         pieces = [Slice(name, kind, tuple(shape), dtype) for name, kind, shape, dtype in state["tensors"]]
         for piece in pieces:
-            dtypes = {"counter": INTEGERS, "constant": (*INTEGERS, *FLOATS, "bool")}.get(piece.kind, FLOATS)
-            if piece.kind not in get_args(Kind) or piece.dtype not in dtypes or type(piece.name) is not str:
+            if piece.dtype not in DTYPES.get(piece.kind, ()) or type(piece.name) is not str:
                 raise DtypeError(f"{piece.name}: a {piece.kind} cannot be {piece.dtype}")
             if any(type(length) is not int or length < 0 for length in piece.shape):
                 raise ShapeError(f"{piece.name}: shape={list(piece.shape)}: must be integers >= 0")
         library = state.get("library", "numpy")  # older folders have no library
         if library not in get_args(Library):
             raise UnknownNameError.of("library", library, get_args(Library))
-        tree = state.get("tree")
-        if tree is not None and sorted(_leaves(tree)) != sorted(piece.name for piece in pieces):
-            raise ArrayError("tree: must name each tensor once")
-        groups, ignored = state.get("groups", {}), state.get("ignored", ())
-        if groups and sorted(name for names in groups.values() for name in names) != sorted(one.name for one in pieces):
-            raise ArrayError("groups: must name each tensor once")
+        tree, groups, ignored = state.get("tree"), state.get("groups", {}), state.get("ignored", ())
+        listed = {
+            "tree": None if tree is None else _leaves(tree),
+            "groups": chain(*groups.values()) if groups else None,
+        }
+        for what, names in listed.items():
+            if names is not None and sorted(names) != sorted(piece.name for piece in pieces):
+                raise ArrayError(f"{what}: must name each tensor once")
         return cls(pieces, state["aliases"], library, tree, groups=groups, ignored=ignored)
 
     @cached_property
@@ -412,8 +405,7 @@ class Layout(Represented):
         """
         if (plain := self._plain(x, self.slices)) is not None:  # the common case
             return plain
-        named = self._check(x)
-        self.log_rounded(named)
+        self.log_rounded(named := self._check(x))
         stored = {piece.name: leaf for piece in self.slices if isinstance(leaf := named[piece.name], StoredTensor)}
         vectors = read_tensors(stored, device) if device == CPU else {}
         pieces: list[Any] = []
@@ -554,9 +546,10 @@ class Layout(Represented):
 
     def log_rounded(self, named: Mapping[str, Any]) -> None:
         """Log the first float64 tensors in memory or in files whose numbers float32 does not hold, once."""
-        if not self._is_wide:
-            return
-        if rounded := [name for name in self.names if name in named and _is_rounded(name, named[name])]:
+        rounded = (
+            [name for name in self.names if name in named and is_rounded(name, named[name])] if self._is_wide else []
+        )
+        if rounded:
             self._is_wide = False
             LOGGER.warning(f"{shown_names(rounded)}: rounded from float64 to float32; fedcore.aggregate is in float64")
 
@@ -572,19 +565,6 @@ class Layout(Represented):
         for name, leaf in named.items():
             check_form(name, leaf, self._all[name].dtype, self._all[name].shape)
         return named
-
-
-def _is_rounded(name: str, leaf: Any) -> bool:
-    is_stored = isinstance(leaf, StoredTensor)
-    if dtype_name(leaf) != "float64" or not (is_stored or device_of(leaf) == CPU):
-        return False
-    tensor: Any = leaf if is_stored else as_array(name, leaf).reshape(-1)
-    for span in spans(tensor.size, 16, WINDOW):
-        part = tensor.read(span.start, span.stop) if is_stored else tensor[span]
-        with np.errstate(all="ignore"):
-            if ((part.astype(np.float32) != part) & (part == part)).any():
-                return True
-    return False
 
 
 def _copy(piece: Slice, leaf: Any, out: Vector) -> None:
@@ -653,11 +633,10 @@ def tree_of(x: Any, at: str = "") -> Tree:
     if not at and isinstance(x, Mapping) and all(hasattr(leaf, "dtype") for leaf in x.values()):
         return None
     items = [(name, leaf, f"{at}{name}") for name, leaf in _items(x)]
-    inner = [tree_of(leaf, f"{path}.") for _, leaf, path in items]
     nests = [isinstance(leaf, Mapping) or _is_list(leaf) for _, leaf, _ in items]
     if not at and isinstance(x, Mapping) and not any(nests):
         return None
-    trees = [tree if nest else path for tree, nest, (_, _, path) in zip(inner, nests, items, strict=True)]
+    trees = [tree_of(leaf, f"{path}.") if nest else path for nest, (_, leaf, path) in zip(nests, items, strict=True)]
     return {name: tree for (name, _, _), tree in zip(items, trees, strict=True)} if isinstance(x, Mapping) else trees
 
 

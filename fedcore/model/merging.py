@@ -7,8 +7,8 @@ import math
 import os
 import re
 import stat
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import ChainMap, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,21 +44,11 @@ from fedcore.files import (
 from fedcore.kernels import Linear
 from fedcore.kernels.aggregate import Summed
 from fedcore.kernels.robust import GramSum
-from fedcore.model.averaging import (
-    Digest,
-    add_to,
-    center_of,
-    matched,
-    require_no_weights,
-    require_unchanged,
-    shares_of,
-    ties_of,
-    write_combination,
-)
+from fedcore.model import averaging
 from fedcore.model.files import BESIDE, FORMS, bytes_of, files_beside, open_model
 from fedcore.model.layout import LOGGER, shown_names
 from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
-from fedcore.model.policy import NOT_FINITE, TensorForm, TensorPolicy, cast, is_finite, is_mask, matches, settled
+from fedcore.model.policy import TensorForm, TensorPolicy, cast, is_finite, is_mask, matches, settled, why_not_finite
 from fedcore.model.safetensors import (
     BYTES,
     TORCH_SUFFIXES,
@@ -69,7 +59,7 @@ from fedcore.model.safetensors import (
     read_header,
     read_json,
 )
-from fedcore.model.windows import Part, Windows, check_model
+from fedcore.model.windows import Digest, Part, Windows, add_to, check_model, require_unchanged
 from fedcore.rules import Chain, Combination, Rule
 from fedcore.runtime import __version__
 from fedcore.validation import absolute, check_number, shorten
@@ -110,7 +100,7 @@ class _Step(NamedTuple):
     def check(self, weights: Any) -> None:
         """Raise RangeError if the options do not fit each other."""
         if self.chain is not None:
-            require_no_weights(weights)
+            averaging.require_no_weights(weights)
             if (c := self.clip_norm) is not None:
                 raise RangeError(f"clip_norm={c:g}: not supported with a rule; pass rule=ClipNorm({c:g})")
         if self.base is None and self[1:4] != (None,) * 3:
@@ -129,7 +119,7 @@ class _Restart(BaseException):  # it is caught in this module, and passes a rule
 
 def merge(
     out: str | os.PathLike[str],
-    inputs: Sequence[str | os.PathLike[str]],
+    inputs: Iterable[str | os.PathLike[str]],
     weights: Any = None,
     *,
     base: str | os.PathLike[str] | None = None,
@@ -161,9 +151,9 @@ def merge(
         out: a new folder. It gets the files of the base (or of the first input), in its dtypes and with its shards;
             the file ``merge.json``; with moments ``optimizer/moments.safetensors``; and the configurations and
             tokenizers beside the models, of the base or else of the first model that has the file.
-        inputs: k paths of safetensors files, folders or indices, of torch files (.pt, .pth, .bin, .ckpt) or of .npz
-            files. A model may lack or repeat names of tied tensors. LoRA adapters in folders must have the same
-            targets, and with ``lora="average"`` the same rank and scale.
+        inputs: k paths, in a sequence or from an iterator, of safetensors files, folders or indices, of torch files
+            (.pt, .pth, .bin, .ckpt) or of .npz files. A model may lack or repeat names of tied tensors. LoRA adapters
+            in folders must have the same targets, and with ``lora="average"`` the same rank and scale.
         weights: as for ``aggregate``.
         base: the model from which the inputs were trained. If it is the result of a merge with an optimizer, pass the
             same optimizer, which continues with its moments, or delete the base's ``merge.json``.
@@ -188,19 +178,21 @@ def merge(
         progress: called with the bytes that were read and their total.
 
     Returns:
-        The content of ``merge.json``: weights, digest and norm of each input, rejections, norms of each tensor. A
+        The content of ``merge.json``: weights, digest and norm of each input (None, and null in the file, for float64
+        norms above 1e154), rejections, norms of each tensor, and the tied names, which the next round knows. A
         digest depends on names, dtypes, shapes and bytes of the tensors, not on their order and files. With products:
         their norms, their ranks, and as ``error``, for each and in total, the share of the Frobenius norm that the
         factors of this rank lose, before they are rounded to the first adapter's dtype.
 
     Raises:
         ArrayError, ShapeError, DtypeError, RangeError: files, names, shapes, constants or arguments are invalid, the
-            moments are not those of the base, or all inputs are rejected.
+            moments are not those of the base, all inputs with a weight are rejected, or tensors that are tied in the
+            base or first model differ in the result.
         StoreError: a file cannot be read, ``out`` exists and is not the result of this merge, or the folder
             ``.out.part`` beside it is not one that a killed merge of yours has left.
         LockedError: a different process merges into ``out``.
         CorruptionError: an input was changed during the merge.
-        DivergedError: the result is not finite.
+        DivergedError: the result is not finite, or exceeds its dtype or, with a rule, float32.
         OSError: the disk is full or fails. Call the function again to continue.
 
     Determinism: without an optimizer, rate or clipping, the bits of ``aggregate``; else float64 sums that are rounded
@@ -214,7 +206,8 @@ def merge(
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
         arXiv 2311.08105, for ``Nesterov``.
     """
-    if len(inputs) == 0:
+    averaging.require_several("inputs", inputs, Mapping)
+    if not (paths := [*inputs]):
         raise RangeError("inputs: must not be empty")
     patterns = {"only": only, "ignore": ignore}
     others = dict(base=base, optimizer=optimizer, server_lr=server_lr, clip_norm=clip_norm, rule=rule, **patterns)
@@ -225,7 +218,7 @@ def merge(
     target = resolve_own_links(absolute(out, "out"))
     if target.suffix.lower() in (*FORMS, *TORCH_SUFFIXES):
         raise StoreError(f"{target}: the result is a folder; pass a name without {target.suffix}")
-    job = _Job([*inputs], weights, key, step, (lora, rank), patterns)
+    job = _Job(paths, weights, key, step, (lora, rank), patterns)
     if os.path.lexists(target):
         return job.finished(target)
     if narrow := {form.dtype for form in job.plan.values() if job.is_stepped(form)} & set(NARROW):
@@ -359,7 +352,7 @@ class _Job:
 
     def __init__(self, inputs: list[Any], weights: Any, key: Any, step: _Step, way: tuple[str, Any], of: Any) -> None:
         base, self.optimizer, server_lr, self.clip_norm, self.chain = step
-        shares_of(weights, len(inputs))
+        averaging.shares_of(weights, len(inputs))
         self.weights = [1.0] * len(inputs) if weights is None else [float(weight) for weight in weights]
         self.paths = [str(absolute(path, "inputs")) for path in inputs]
         self.base_path = None if base is None else str(absolute(base, "base"))
@@ -372,14 +365,17 @@ class _Job:
         models = [*self.lora.others] if self.lora else [open_model(path, key=key) for path in self.paths]
         self.base = None if base is None else open_model(self.base_path, key=key)
         self.pattern = models[0] if self.base is None else self.base
-        self.ties = ties_of(self.pattern)
         self.plan = TensorPolicy().plan(self.labels[0] if base is None else "base", self.pattern)
+        place = Path(self.base_path or "")
+        self.report_path = (place if place.is_dir() else place.parent) / REPORT
+        self.report = self._report()
+        self.ties = self.report.get("ties", {}) | averaging.ties_of(self.pattern)
         given = ((option, one) for option, one in of.items() if one is not None)
         self.patterns = {option: [one] if isinstance(one, str) else [*one] for option, one in given}
         self.chosen = self._chosen()
         due = self.plan if base is None else {name: self.plan[name] for name in self.chosen}
         for i, model in enumerate(models):
-            model = matched(model, self.plan, self.ties)
+            model = averaging.matched(model, self.plan, self.ties)
             advice = f"pass models with the tensors of {shorten(self.base_path or self.paths[0])}"
             for names, why in ((self.chosen, advice), (due, OUTSIDE)):
                 try:
@@ -433,26 +429,31 @@ class _Job:
             raise RangeError(f"only: {had}, so the optimizer has two rates; merge them one after the other")
         return next(iter(rates))
 
+    def _report(self) -> dict[str, Any]:
+        """Return the report of the base, if it is the result of a merge."""
+        path = self.report_path
+        report = read_json(path)[0] if self.base_path and os.path.lexists(path) else {}
+        if "fingerprint" not in report:
+            return {}
+        round, ties, plan = report.get("round"), report.get("ties", {}), self.plan
+        if type(round) is not int or not 0 <= round < 2**53:
+            raise ArrayError(f"{path}: round={round!r:.100}: must be an integer >= 0; copy it again")
+        if not isinstance(ties, dict) or any(plan.get(one, 0) != plan.get(str(ties[one])) for one in ties):
+            raise ArrayError(f"{path}: its ties are not those of the base; copy the folder again")
+        return report
+
     def _before(self) -> tuple[int, dict[str, int], list[Mapping[str, Any]]]:
         """Return the number of this round, the rounds that tensors did not have, and the moments.
 
         They are those in the base, if it is the result of a merge.
         """
-        if self.base_path is None:
-            return 0, {}, []
-        folder = Path(self.base_path) if Path(self.base_path).is_dir() else Path(self.base_path).parent
-        report = read_json(folder / REPORT)[0] if os.path.lexists(folder / REPORT) else {}
-        if "fingerprint" in report:
-            round, described = report.get("round"), report.get("optimizer")
-            if type(round) is not int or not 0 <= round < 2**53:
-                raise ArrayError(f"{folder / REPORT}: round={round!r:.100}: must be an integer >= 0; copy it again")
-            after, idle, having = round + 1, report.get("idle", {}), report.get("moments", [*self.plan])
-            is_valid = isinstance(idle, dict) and idle.keys() <= self.plan.keys() and isinstance(having, list)
-            if not is_valid or not all(type(one) is int and 0 <= one <= after for one in idle.values()):
-                raise ArrayError(f"{folder / REPORT}: its tensors are not those of the base; copy the folder again")
-        else:
-            after, idle, having, described = 0, dict[str, int](), [*self.plan], None
-        path, advice = folder / MOMENTS, f"delete {folder / REPORT} and {MOMENTS.parent} to start with new moments"
+        report, path = self.report, self.report_path.parent / MOMENTS
+        after, described = report.get("round", -1) + 1, report.get("optimizer")
+        idle, having = report.get("idle", {}), report.get("moments", [*self.plan])
+        is_valid = isinstance(idle, dict) and idle.keys() <= self.plan.keys() and isinstance(having, list)
+        if not is_valid or not all(type(one) is int and 0 <= one <= after for one in idle.values()):
+            raise ArrayError(f"{self.report_path}: its tensors are not those of the base; copy the folder again")
+        advice = f"delete {self.report_path} and {MOMENTS.parent} to start with new moments"
         if self.optimizer is None and described is not None and self.patterns:
             raise RangeError(f"base: has moments of {described!r:.200}; pass the same optimizer, or {advice}")
         if self.optimizer is None or (described is None and not path.exists()):
@@ -523,10 +524,12 @@ class _Job:
             if self.chain is not None:
                 pass_.combine(self.chain)
             pass_.run()
-        self._check_ties(part)
-        report = pass_.report()
+        merged = ChainMap(*(read_header(part.path / one.path, part).tensors for one in self.targets()))
+        averaging.require_tied(self.base_path or self.paths[0], self.ties, merged)
+        text = json.dumps(pass_.report(), default=str)
+        report: dict[str, Any] = json.loads(text, parse_constant=lambda name: None)  # JSON has no infinities
         with replacing(Path(REPORT), folder=part) as file:
-            json.dump(report, file, indent=1, default=str)
+            json.dump(report, file, indent=1)
         for name, content in self.copies.items():
             with replacing(Path(name), "wb", part) as file:
                 file.write(content)
@@ -543,7 +546,8 @@ class _Job:
             found = [Target(Path(name), header.text, header.file.state[2]) for name, header in each]
         else:
             found = [_target(Path(self.main), {name: (form.dtype, form.shape) for name, form in self.forms.items()})]
-        return [*found, *([_target(MOMENTS, self._moment_forms(self.with_moments()))] if self.moments else [])]
+        moments = self._moment_forms(self.with_moments())
+        return [*found, *([_target(MOMENTS, moments)] if moments else [])]
 
     def of_fragments(self) -> dict[str, Any]:
         """Return the entries of the report if not all tensors had all rounds, or have moments."""
@@ -557,17 +561,6 @@ class _Job:
     def is_stepped(self, form: TensorForm) -> bool:
         """Whether the server's step moves a tensor; other float tensors are averaged."""
         return self.steps and form.kind == "parameter"
-
-    def _check_ties(self, part: OpenFolder) -> None:
-        """Raise ArrayError if tensors that are tied in the pattern differ in the result."""
-        if not self.ties:
-            return
-        merged = read_header(part.path / self.main, part).tensors
-        for alias, name in self.ties.items():
-            for _, ((one,), (other,)) in Windows([{name: merged[alias]}, {name: merged[name]}], [name]).read():
-                if not np.array_equal(bytes_of(one), bytes_of(other)):
-                    reason = f"is tied to {name} in {self.base_path or self.paths[0]}, but differs in an input"
-                    raise ArrayError(f"{alias}: {reason}; tie them in all inputs")
 
 
 def _described(one: Optimizer | Rule | None) -> Any:
@@ -662,11 +655,11 @@ class _Pass:
     def __init__(self, job: _Job, state: _State, output: _Output, progress: Progress) -> None:
         self._job, self._state, self._output, self._progress = job, state, output, progress
         self._kept = [i for i in range(len(job.models)) if str(i) not in state.rejected]
-        if not self._kept:
+        if not any(job.weights[i] for i in self._kept):
             reasons = "; ".join(list(state.rejected.values())[:3])
-            raise ArrayError(f"inputs: all were rejected ({shorten(reasons)}); pass models that are finite")
+            raise ArrayError(f"inputs: all with a weight were rejected ({shorten(reasons)}); pass finite models")
         kept = np.asarray([job.weights[i] for i in self._kept])
-        self._shares = shares_of(kept, len(kept))
+        self._shares = averaging.shares_of(kept, len(kept))
         self._base = [] if job.base is None else [job.base]
         self._sources = [*self._kept, *([len(job.models)] if self._base else [])]
         self._models = [*(job.models[i] for i in self._kept), *self._base]
@@ -694,8 +687,9 @@ class _Pass:
         for number, (parts, rows) in enumerate(windows.read()):
             self._progress(windows.bytes[number], self._total)
             for j, part in enumerate(parts):
-                given, x = self._read([each[j] for each in rows], plan[part.name], is_stepped=bool(self._base))
-                yield x, given, self._sum(part, given, x, self._shares, empty(part.stop - part.start))
+                each = [row[j] for row in rows]
+                given, x = self._read(each, plan[part.name], is_stepped=bool(self._base))
+                yield x, given, self._sum(part, each, given, x, self._shares, empty(part.stop - part.start))
             add_to(digests, parts, rows, plan)
         self._state.first = [digest.state()[2] for digest in digests]
 
@@ -716,7 +710,7 @@ class _Pass:
             if self._state.products is None:
                 total = GramSum(len(self._kept))
                 for x, given, _ in self._measure():
-                    total.add(center_of(given) if x is None else x, given)
+                    total.add(averaging.center_of(given) if x is None else x, given)
                 found = total.result()
                 if not np.isfinite(found).all():
                     label = self._job.labels[self._kept[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]]
@@ -779,11 +773,11 @@ class _Pass:
         given = [cast(row, common if self._base else form.dtype) for row in given]
         return given, cast(rows[len(given)], "float32") if is_stepped else None
 
-    def _sum(self, part: Part, given: list[Any], x: Any, shares: F64, out: Any) -> Summed:
+    def _sum(self, part: Part, rows: list[Any], given: list[Any], x: Any, shares: F64, out: Any) -> Summed:
         """Write the average of the inputs, or of their updates from x; start again if an input is not finite."""
         summed = kernels.weighted_sum(given, shares, out, base=x, accumulate="float64", norms=True)
         if not summed.finite.all():
-            self._require_finite(part, given, x)
+            self._require_finite(part, rows, given, x)
         return summed
 
     def _merge_part(self, part: Part, rows: list[Any]) -> list[Any]:
@@ -801,14 +795,18 @@ class _Pass:
         n, kind = part.stop - part.start, form.dtype if is_mean else "float32"
         v = over(empty(n * BYTES[kind], np.uint8), kind)
         clips = 1.0 if x is None or state.clips is None else np.array(state.clips)
-        summed = self._sum(part, given, x, self._shares * clips, v)
+        summed = self._sum(part, rows, given, x, self._shares * clips, v)
         square = summed.squared_norm_of_sum
         if self._combination is not None:
-            write_combination(self._combination, given, v, x)
+            averaging.write_combination(self._combination, given, v, x)
             square = float(kernels.squared_norms([v])[0])
         squares = np.array([*summed.squared_norms, square])
         state.squares[part.name] = (squares + state.squares.get(part.name, 0.0)).tolist()
-        return [cast(v, form.dtype)] if x is None else self._step(part, v, x, rows[len(self._models) :])
+        if x is not None:
+            return self._step(part, v, x, rows[len(self._models) :])
+        return [
+            averaging.require_finite(part.name, cast(v, form.dtype), form.dtype, has_rule=self._combination is not None)
+        ]
 
     def _step(self, part: Part, v: Any, x: Any, moments: Sequence[Any]) -> list[Any]:
         """Return a part of x - gamma u, and the same part of each new moment."""
@@ -827,17 +825,20 @@ class _Pass:
             raise DivergedError(f"{part.name}: the step{by} makes it infinite or NaN; lower the server rate")
         return [merged, *outs]
 
-    def _require_finite(self, part: Part, rows: list[Any], x: Any) -> None:
+    def _require_finite(self, part: Part, rows: list[Any], given: list[Any], x: Any) -> None:
         """Start again without an input that is not finite, or if the tensor is a mask."""
         if is_mask(part.name, self._job.pattern[part.name]):
             self._state.constants.append(part.name)
         elif x is not None and not is_finite(x):
-            raise ArrayError(f"base, {part.name}: {NOT_FINITE}")
+            raise ArrayError(
+                f"base, {part.name}: {why_not_finite(rows[len(given)], 'float32', 'in which steps compute')}"
+            )
         else:
-            bad = [str(i) for i, row in zip(self._kept, rows, strict=True) if not is_finite(row)]
+            kind, sent = self._job.plan[part.name].dtype, zip(self._kept, rows, given, strict=False)
+            bad = {str(i): f"{part.name}: {why_not_finite(row, kind)}" for i, row, one in sent if not is_finite(one)}
             if not bad:  # float64 numbers above 1e154
                 return
-            self._state.rejected |= dict.fromkeys(bad, f"{part.name}: {NOT_FINITE}")
+            self._state.rejected |= bad
         self._output.record(self._state.restarted(), now=True)
         raise _Restart
 
@@ -870,6 +871,7 @@ class _Pass:
             **({} if by_rule is None else {"chosen": [job.paths[i] for i in kept if shares[i]]}),
             **({} if job.lora is None else job.lora.report()),
             **job.of_fragments(),
+            **({"ties": job.ties} if job.ties else {}),
             "inputs": inputs,
             "base": base if self._base else None,
             "digest": state.digests[-1 - job.moments].state()[0],

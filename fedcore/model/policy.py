@@ -41,6 +41,8 @@ Kind = Literal["parameter", "buffer", "counter", "constant"]
 
 FLOATS = ("float32", "float64", *NARROW)
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+DTYPES = {"parameter": FLOATS, "buffer": FLOATS, "counter": INTEGERS, "constant": (*INTEGERS, *FLOATS, "bool")}
+"""The dtypes of each kind of tensor."""
 NOT_FINITE = "expected finite numbers, got a NaN or an infinity"
 
 BUFFERS = ("*running_mean", "*running_var")
@@ -125,16 +127,32 @@ def is_mask(name: str, leaf: Any) -> bool:
 
 
 def _numbers(name: str, leaf: Any) -> Iterator[npt.NDArray[Any]]:
+    """Yield the elements of a tensor in a file or in host memory, in windows; nothing of one on a device."""
     if isinstance(leaf, StoredTensor):
         for span in spans(leaf.size, 2 * leaf.itemsize, WINDOW):
             yield as_array(name, leaf.read(span.start, span.stop))
     elif device_of(leaf) == CPU:
-        yield as_array(name, leaf)
+        flat = as_array(name, leaf).reshape(-1)
+        yield from (flat[span] for span in spans(flat.size, 16, WINDOW))
+
+
+@np.errstate(all="ignore")
+def is_rounded(name: str, leaf: Any) -> bool:
+    """Whether a tensor in host memory or in a file has float64 numbers that float32 does not hold."""
+    parts = _numbers(name, leaf) if dtype_name(leaf) == "float64" else ()
+    return any(((part.astype(np.float32) != part) & (part == part)).any() for part in parts)
 
 
 def is_finite(tensor: Any) -> bool:
     """Whether a tensor has neither NaN nor infinities."""
     return bool((tensor.isfinite() if hasattr(tensor, "isfinite") else np.isfinite(tensor)).all())
+
+
+def why_not_finite(leaf: Any, kind: str, why: str = "the first model's dtype") -> str:
+    """Return the reason that a tensor in CPU memory or in a file is not finite in a dtype."""
+    if all(np.isfinite(numbers).all() for numbers in _numbers("tensor", leaf)):
+        return f"has numbers beyond the range of {kind}, {why}"
+    return NOT_FINITE
 
 
 def cast(vector: Any, kind: str) -> Any:
@@ -170,6 +188,9 @@ def settled(name: str, form: TensorForm, values: Iterable[tuple[str, Any]], why:
         elif not are_equal(array, first):
             must = f"must be equal in all models, because {form.dtype} tensors are not averaged"
             must += "; convert counts to float64" if form.dtype in INTEGERS else ""
+            if form.dtype in FLOATS:
+                must = "must be equal in all models, because it is a mask: it has infinities in the base or first model"
+                must += "; leave that model out if it diverged"
             raise RangeError(f"{model}, {name}: {why or must}")
     return np.array(largest)
 

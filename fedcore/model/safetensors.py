@@ -178,15 +178,13 @@ class StoredTensor:
         at = self.start + start * self.itemsize
         spans = [(i, min(i + PIECE, memory.size)) for i in range(0, memory.size, PIECE)]
         fd = self.file.reopen()
-        try:
+        with open(fd, "rb"):  # closes it
             os.posix_fadvise(fd, at, memory.size, os.POSIX_FADV_SEQUENTIAL)
             if len(spans) > 1:
                 with ThreadPoolExecutor(READERS) as pool:
                     list(pool.map(lambda span: read_at(fd, at + span[0], memory[slice(*span)], self.file.path), spans))
             else:
                 read_at(fd, at, memory, self.file.path)
-        finally:
-            os.close(fd)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -245,19 +243,17 @@ def read_header(path: str | os.PathLike[str], folder: OpenFolder | None = None) 
         length.
     """
     file, fd = StoredFile.open(str(path), folder)
-    try:
+    with open(fd, "rb"):  # closes it
         size = file.state[2]
         first = os.pread(fd, 8, 0)
         length = int.from_bytes(first, "little")
         if size < 8 or length > min(LONGEST_HEADER, size - 8):
-            if first.startswith((b"PK", b"\x80\x02")):
-                advice = "read a torch file by read_model(path, key=), and name a NumPy file .npz"
-                raise ArrayError(f"{path}: is not in safetensors format; {advice}")
+            if length > LONGEST_HEADER:
+                advice = "read a torch file by read_model(path, key=), name a NumPy file .npz, or run `git lfs pull`"
+                raise ArrayError(f"{path}: is not in safetensors format; {advice} (it starts with {first!r})")
             raise ArrayError(f"{path}: a header of {length} bytes does not fit into {size} bytes; copy the file again")
         text = np.empty(length, np.uint8)
         read_at(fd, 8, text, str(path))
-    finally:
-        os.close(fd)
     header = text.tobytes()
     tensors: dict[str, StoredTensor] = {}
     begin, at = 8 + length, 0
@@ -326,6 +322,8 @@ def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Map
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, dtype, shape in tensors:
+        if name == "__metadata__" or name.encode(errors="ignore").decode() != name:  # for half of a surrogate pair
+            raise ArrayError(f"{name!r}: a safetensors file cannot have a tensor of this name; rename it")
         stop = at + math.prod(shape) * BYTES[dtype]
         entries[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [at, stop]}
         at = stop
@@ -448,13 +446,11 @@ def _incomplete(names: Iterable[str]) -> str:
 def read_json(path: Path, folder: OpenFolder | None = None) -> tuple[dict[str, Any], bytes]:
     """Return the content and the bytes of a file with one JSON object; raise ArrayError if it is malformed."""
     file, fd = StoredFile.open(str(path), folder)
-    try:
+    with open(fd, "rb"):  # closes it
         if file.state[2] > LONGEST_HEADER:
             raise ArrayError(f"{path}: must have at most {LONGEST_HEADER} bytes, has {file.state[2]}")
         memory = np.empty(file.state[2], np.uint8)
         read_at(fd, 0, memory, str(path))
-    finally:
-        os.close(fd)
     try:
         content = json.loads(memory.tobytes(), object_pairs_hook=_unique)
         json.dumps(content, ensure_ascii=False).encode()  # raises for half of a surrogate pair

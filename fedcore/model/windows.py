@@ -1,16 +1,21 @@
-"""Windows of models: the same elements of several models at a time, read from files by a few threads."""
+"""Windows of models: the same elements of several models at a time, read from files by a few threads; digests."""
 
+import hashlib
+import json
+import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arrays import LINE, dtype_name
-from fedcore.errors import ArrayError
+from fedcore.arrays import LINE, core, dtype_name
+from fedcore.errors import ArrayError, CorruptionError
+from fedcore.model.files import bytes_of
 from fedcore.model.layout import describe_names
 from fedcore.model.policy import TensorForm, check_tensor
 from fedcore.model.safetensors import BYTES, READERS, StoredTensor, over, read_at
@@ -103,17 +108,16 @@ def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any],
     if memory[i].size < room:
         memory[i] = np.empty(room, np.uint8)
     rows, at, file, fd = [], 0, None, -1
-    try:
+    with ExitStack() as opened:
         for part in parts:
             tensor = model[part.name]
             if not isinstance(tensor, StoredTensor):
                 rows.append(flat(tensor)[part.start : part.stop])
                 continue
             if tensor.file is not file:
-                if file is not None:
-                    os.close(fd)
-                    file = None
+                opened.close()
                 fd, file = tensor.file.reopen(), tensor.file
+                opened.callback(os.close, fd)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             start, size = tensor.start + part.start * tensor.itemsize, (part.stop - part.start) * tensor.itemsize
             read_at(fd, start, memory[i][at : at + size], tensor.file.path)
@@ -121,9 +125,6 @@ def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any],
             os.posix_fadvise(fd, start, size, os.POSIX_FADV_DONTNEED)
             rows.append(over(memory[i][at : at + size], tensor.kind))
             at += -(-size // LINE) * LINE
-    finally:
-        if file is not None:
-            os.close(fd)
     return rows
 
 
@@ -138,3 +139,47 @@ def check_model(label: str, model: Mapping[str, Any], plan: Mapping[str, TensorF
         raise ArrayError(f"{label}: {describe_names(list(plan), list(model))}")
     for name, form in plan.items():
         check_tensor(f"{label}, {name}", model[name], form)
+
+
+# A file may change between two passes, and its times may be set back. So both passes compute a digest of the content.
+
+
+class Digest:
+    """The digest of a model: a sum of the digests of its tensors, each a chain over the checksums of its blocks."""
+
+    def __init__(self, state: Sequence[str] = ("0", "", "0")) -> None:
+        self._total, self._chain, self._measured = int(state[0], 16), bytes.fromhex(state[1]), int(state[2], 16)
+
+    def add(self, part: Part, form: TensorForm, memory: npt.NDArray[np.uint8]) -> None:
+        """Add the bytes of a part. The parts of a tensor come in order."""
+        if part.start == 0:
+            head = json.dumps([part.name, form.dtype, form.shape]).encode()
+            self._chain = hashlib.blake2b(head, digest_size=16).digest()
+        for checksum in core.checksum(memory, UNIT * BYTES[form.dtype]):
+            self._chain = hashlib.blake2b(self._chain + checksum.tobytes(), digest_size=16).digest()
+        if part.stop == math.prod(form.shape):
+            number = int.from_bytes(self._chain, "little")
+            self._total = (self._total + number) % 2**128
+            if form.kind == "parameter":
+                self._measured = (self._measured + number) % 2**128
+
+    def state(self) -> list[str]:
+        """Return the digest, the chain of the current tensor, and the digest of the parameters alone."""
+        return [f"{self._total:032x}", self._chain.hex(), f"{self._measured:032x}"]
+
+
+def add_to(
+    digests: Sequence[Digest], parts: list[Part], rows: Sequence[Sequence[Any]], plan: Mapping[str, TensorForm]
+) -> None:
+    """Add the parts of the tensors of ``plan`` to the digests, one for each model."""
+    for digest, each in zip(digests, rows, strict=False):
+        for part, row in zip(parts, each, strict=True):
+            if part.name in plan and len(row):
+                digest.add(part, plan[part.name]._replace(dtype=dtype_name(row)), bytes_of(row))
+
+
+def require_unchanged(names: Sequence[Any], first: Sequence[str], again: Sequence[Digest]) -> None:
+    """Raise a CorruptionError if the parameters of a model had different digests in two passes."""
+    for name, was, now in zip(names, first, again, strict=False):
+        if now.state()[2] != was:
+            raise CorruptionError(f"{name}: was changed between two passes; write new models to new files")

@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_014,
     "csrc": 11_715,
-    "tests": 65_064,
+    "tests": 65_061,
     "fedcore": 2_805,
     "fedcore/adapters": 2_836,
     "fedcore/algorithms": 1_281,

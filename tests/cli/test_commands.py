@@ -61,7 +61,7 @@ def test_batched_training_and_threads(tmp_path, together):
         (["run"], "required: PRESET (see fedcore run --help)"),
         (["run", "quickstart", "--workers", "-1"], "--workers: '-1': must be an integer of at least 0"),
         (["run", "quickstart", "--backend", "dask"], "invalid choice: 'dask' (choose from 'local', 'ray')"),
-        (["run", "quickstart", "--round", "3"], "unrecognized arguments: --round"),
+        (["run", "quickstart", "--round", "3"], "unrecognized arguments: --round 3 (see fedcore run --help)"),
         (["store", "verify"], "required: PATH (see fedcore store verify --help)"),
     ],
 )

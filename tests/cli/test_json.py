@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Storage, Update, build_info
+from fedcore.cli.terminal import print_json
 from fedcore.sim.data import REGISTRY, holdings, partitions
 from fedcore.sim.experiment import config
 from fedcore.sim.experiment.config import load_and_partition, load_preset
@@ -25,6 +26,11 @@ def test_list():
     assert first == {"name": "quickstart", "title": first["title"], "rounds": 100, "seeds": [0, 1, 2, 3, 4]}
     assert "MimiC" in listed["methods"]
     assert listed["partitions"] == partitions.REGISTRY.names()
+
+
+def test_numbers_that_json_lacks(capsys):
+    print_json({"epsilon": [float("inf"), float("-inf"), float("nan"), 1.5]})
+    assert json.loads(capsys.readouterr().out) == {"epsilon": [None, None, None, 1.5]}
 
 
 def test_doctor():

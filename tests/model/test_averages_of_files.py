@@ -15,34 +15,20 @@ from fedcore.model import windows
 from fedcore.model.files import open_model
 from fedcore.model.safetensors import StoredTensor
 from tests.kit import python
-from tests.model.test_merging import Tied
+from tests.model.test_merging import PEAK, Tied, clients, hollow, saved
+from tests.model.test_merging import same as same_by_name
 
 WEIGHTS = [3, 1, 2]
 
 
 def models(dtype=torch.float32, n=150_000):
-    torch.manual_seed(0)
-    return [
-        {
-            "w": torch.randn(n, 2).to(dtype),
-            "b": torch.randn(7).to(dtype),
-            "s": -torch.zeros((), dtype=dtype),
-            "mask": torch.tensor([0, -torch.inf]).to(dtype),
-            "n": torch.tensor(2**60 + k),
-            "codes": torch.arange(5, dtype=torch.uint8),
-            "e": torch.zeros(0, 3, dtype=dtype),
-        }
-        for k in range(3)
-    ]
+    more = {"z": -torch.zeros((), dtype=dtype), "e": torch.zeros(0, 3, dtype=dtype)}
+    return [model | {"w": model["w"].reshape(-1, 2)} | more for model in clients(dtype, 2 * n)[:3]]
 
 
 def same(one, other):
     assert list(one) == list(other)
-    for name, due in other.items():
-        found = one[name]
-        assert (found.dtype, found.shape) == (due.dtype, due.shape), name
-        view = torch.uint8
-        assert torch.equal(found.reshape(-1).view(view), due.reshape(-1).view(view)), name
+    same_by_name(one, other)
 
 
 def in_torch(array):
@@ -61,9 +47,8 @@ def small_windows(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_files_and_models_in_memory_give_the_same_bits(tmp_path, small_windows, dtype, ending):
-    given, paths = models(dtype), [tmp_path / f"{k}.{ending}" for k in range(3)]
-    for model, path in zip(given, paths, strict=True):
-        write_model(model, path)
+    given = models(dtype)
+    paths = saved(tmp_path, given, ending)
     due = fedcore.aggregate(given, WEIGHTS)
     found = fedcore.aggregate(paths, WEIGHTS)
     same({name: in_torch(found[name]) for name in due}, due)
@@ -72,7 +57,7 @@ def test_files_and_models_in_memory_give_the_same_bits(tmp_path, small_windows, 
 
 
 def test_npz_files_give_the_bits_of_models_in_memory(tmp_path, small_windows):
-    rng, paths = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
     given = [
         {
             "w": rng.normal(size=(150_000, 2)).astype(np.float32),
@@ -86,17 +71,11 @@ def test_npz_files_give_the_bits_of_models_in_memory(tmp_path, small_windows):
         }
         for k in range(3)
     ]
-    for k, (model, save) in enumerate(zip(given, (write_model, None, write_model), strict=True)):
-        paths.append(tmp_path / f"{k}.npz")
-        if save is None:
-            np.savez_compressed(paths[-1], **model)
-        else:
-            save(model, paths[-1])
+    paths = saved(tmp_path, given, "npz")
+    np.savez_compressed(paths[1], **given[1])
     due = fedcore.aggregate([one | {"swapped": one["swapped"].astype("f4")} for one in given], WEIGHTS)
-    same(
-        {name: in_torch(tensor) for name, tensor in fedcore.aggregate(paths, WEIGHTS).items()},
-        {k: in_torch(v) for k, v in due.items()},
-    )
+    found = fedcore.aggregate(paths, WEIGHTS)
+    same(*({name: in_torch(tensor) for name, tensor in model.items()} for model in (found, due)))
     fedcore.merge(tmp_path / "out", paths, WEIGHTS)
     for name, tensor in Safetensors(tmp_path / "out").items():
         np.testing.assert_array_equal(np.asarray(tensor), due[name])
@@ -122,9 +101,9 @@ def test_names_of_tied_tensors_may_be_missing_or_repeated(tmp_path, first):
 def test_names_of_tensors_that_are_not_tied_must_be_there():
     one, both = {"embed.weight": np.ones(3, np.float32)}, Tied(1, tied=False).state_dict()
     zeros = dict.fromkeys(both, np.zeros((30, 4), np.float32))  # one array for two tensors
-    for models in ([one, both], [zeros, one]):
+    for models in ([one, both], [zeros, one], [Tied(0).state_dict(), both]):
         for given in (models, iter(models)):
-            with pytest.raises(errors.ArrayError, match=r"client 1.*(unexpected|missing)"):
+            with pytest.raises(errors.ArrayError, match=r"client 1.*(unexpected|missing)|head.weight: is tied"):
                 fedcore.aggregate(given)
 
 
@@ -167,10 +146,15 @@ def test_an_iterator_of_paths_and_other_forms(tmp_path):
     assert fedcore.aggregate(tmp_path.glob("*.safetensors"))["w"].tolist() == [2.5, 2.5]
     assert fedcore.aggregate(iter([np.float32([1]), np.float32([2])])).tolist() == [1.5]
     assert fedcore.aggregate([np.float32([k])] for k in (1, 2))[0].tolist() == [1.5]
+    assert fedcore.aggregate([fedcore.Model({"w": np.float32([k])}) for k in (1, 2)])["w"].tolist() == [1.5]
     with pytest.raises(errors.RangeError, match="empty"):
         fedcore.aggregate(iter([]))
-    with pytest.raises(errors.ArrayError, match="list of paths"):
-        fedcore.aggregate(tmp_path / "1.safetensors")
+    one = tmp_path / "1.safetensors"
+    for several in (fedcore.aggregate, lambda inputs: fedcore.merge(tmp_path / "out", inputs)):
+        for wrong in (one, str(one), Safetensors(one), 3, *([{"a": one}] if several is not fedcore.aggregate else [])):
+            with pytest.raises(errors.ArrayError, match="list of paths"):
+                several(wrong)
+        several(path for path in [one, one])
     for weights in ([1], [1, 2, 3]):
         with pytest.raises(errors.ShapeError, match="weights"):
             fedcore.aggregate(iter([{"w": np.float32([1])}] * 2), weights)
@@ -183,6 +167,8 @@ def test_a_bad_model_of_an_iterator_is_named(bad):
         fedcore.aggregate(iter([good, spoilt]))
     with pytest.raises(errors.ArrayError, match=r"^client 1\b.*missing"):
         fedcore.aggregate(iter([good, {"v": good["w"]}]))
+    with pytest.raises(errors.DivergedError, match=r"^w\b"):
+        fedcore.aggregate(iter([{"w": np.float64([1e308])}] * 2))  # whose sum is no float64
 
 
 def test_a_mapping_names_clients():
@@ -212,29 +198,11 @@ def test_a_bad_file_is_named(tmp_path):
             fedcore.aggregate([Safetensors(tmp_path / "good.safetensors"), tmp_path / "bad.safetensors"], [1, 0])
 
 
-PEAK = """
-import sys, fedcore
-from fedcore.model import windows
-from fedcore.model.files import open_model
-from fedcore.model.safetensors import StoredTensor
-from tests.model.test_merging import Tied
-windows.MEMORY = 20 << 20
-peak = lambda: int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
-fedcore.aggregate([sys.argv[1]] * 2)  # the libraries' own memory
-before = peak()
-fedcore.aggregate(sys.argv[2:])
-print(peak() - before)
-"""
-
-
 def test_twenty_files_need_the_memory_of_the_average_and_its_windows(tmp_path):
-    n, paths = 5_000_000, []
-    write_model({"w": np.ones(3, np.float32)}, tmp_path / "small.safetensors")
-    for k in range(20):  # holes take no disk
-        paths.append(tmp_path / f"{k}.safetensors")
-        head = fedcore.model.safetensors.header_of([("w", "float32", (n,))])
-        paths[-1].write_bytes(head)
-        with open(paths[-1], "r+b") as file:
-            file.truncate(len(head) + 4 * n)
-    peak = python("-c", PEAK, tmp_path / "small.safetensors", *paths).stdout
+    write_model({"w": np.ones(3, np.float32)}, small := tmp_path / "small.safetensors")
+    paths = [hollow(tmp_path / f"{k}.safetensors", 5_000_000, "float32") for k in range(20)]
+    script = PEAK.replace("before =", "fedcore.aggregate([sys.argv[1]] * 2)  # the libraries' own memory\nbefore =")
+    peak = python(
+        "-c", script.replace("merge(sys.argv[1], sys.argv[2:], rule=RULE)", "aggregate(sys.argv[2:])"), small, *paths
+    ).stdout
     assert int(peak) < 20 + 20 + 15  # of 400 MB

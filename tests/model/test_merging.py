@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.kit import python
 from tests.model.kill_merges import CALLS, content, in_child, models, small_steps
 
 WEIGHTS = [3, 1, 2]
+OPTIONS = dict(optimizer=Nesterov(), clip_norm=1e3)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,7 @@ def clients(dtype=torch.float32, n=100_003):
             "v": torch.randn(3, 5).bfloat16(),
             "s": torch.randn(()).to(dtype),
             "mask": torch.tensor([0, -torch.inf]),
-            "n": torch.tensor(7 + k),
+            "n": torch.tensor(2**60 + k),
             "codes": torch.arange(6, dtype=torch.uint8),
         }
         for k in range(4)
@@ -49,7 +51,7 @@ def clients(dtype=torch.float32, n=100_003):
 def same(one, other):
     assert one.keys() == other.keys()
     for name, due in other.items():
-        assert one[name].dtype == due.dtype, name
+        assert (one[name].dtype, one[name].shape) == (due.dtype, due.shape), name
         assert torch.equal(one[name].reshape(-1).view(torch.uint8), due.reshape(-1).view(torch.uint8)), name
 
 
@@ -200,24 +202,13 @@ def adapter(folder, **changes):
     return folder
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"lora_alpha": 32},
-        {"r": 8},
-        {"use_rslora": True},
-        {"use_dora": True},
-        {"fan_in_fan_out": True},
-        {"peft_type": "LOHA"},
-        {"target_modules": ["q"]},
-        {"target_modules": "all-linear"},
-        {"rank_pattern": {"q": 4}},
-        {"alpha_pattern": {"q": 16}},
-    ],
-    ids=lambda change: "".join(change),
-)
-def test_adapters_of_another_scale_are_refused(tmp_path, change):
-    one, other = adapter(tmp_path / "one"), adapter(tmp_path / "other", **change)
+OTHER = dict(lora_alpha=32, r=8, use_rslora=True, use_dora=True, fan_in_fan_out=True, peft_type="LOHA")
+OTHER |= dict(target_modules=["q"], rank_pattern={"q": 4}, alpha_pattern={"q": 16})
+
+
+@pytest.mark.parametrize(("entry", "value"), [*OTHER.items(), ("target_modules", "all-linear")])
+def test_adapters_of_another_scale_are_refused(tmp_path, entry, value):
+    one, other = adapter(tmp_path / "one"), adapter(tmp_path / "other", **{entry: value})
     for call in (
         lambda a, b: merge(tmp_path / "out", [a, b]),
         lambda a, b: merge(tmp_path / "out", [b, b], base=a),
@@ -226,21 +217,14 @@ def test_adapters_of_another_scale_are_refused(tmp_path, change):
         lambda a, b: fedcore.aggregate(iter([a, b])),
     ):
         for pair in ((one, other), (other, one)):
-            with pytest.raises(errors.ArrayError, match=f"{next(iter(change))}.*adapter_config"):
+            with pytest.raises(errors.ArrayError, match=f"{entry}.*adapter_config"):
                 call(*pair)
 
 
 def test_adapters_of_one_scale_are_merged_with_their_configuration(tmp_path):
     one = adapter(tmp_path / "one")
-    other = adapter(
-        tmp_path / "other",
-        target_modules=["v", "q", "q"],
-        use_dora=False,
-        rank_pattern={},
-        layers_to_transform=[],
-        lora_dropout=0,
-        r=4.0,
-    )
+    defaults = dict(use_dora=False, rank_pattern={}, layers_to_transform=[])
+    other = adapter(tmp_path / "other", target_modules=["v", "q", "q"], lora_dropout=0, r=4.0, **defaults)
     merge(tmp_path / "out", [one, other])
     assert (tmp_path / "out" / "adapter_config.json").read_bytes() == (one / "adapter_config.json").read_bytes()
     merge(tmp_path / "next", [one, other], base=tmp_path / "out", server_lr=0.5)
@@ -292,8 +276,13 @@ def test_files_beside_a_model_are_its_own(tmp_path, monkeypatch):
     (tmp_path / "hub" / "blobs").mkdir()
     (tmp_path / "hub" / "blobs" / "0f").write_text("{0}")
     (folder / "config.json").symlink_to("../../blobs/0f")
-    merge(tmp_path / "out", [folder])
-    assert (tmp_path / "out" / "config.json").read_text() == "{0}"
+    (tmp_path / "link").symlink_to(folder)
+    (shards(folder / "unet", clients(n=10)[0], [2]) / "config.json").symlink_to("../../../blobs/0f")
+    for number, path in enumerate((folder, tmp_path / "link", folder / "unet")):
+        merge(tmp_path / f"out{number}", [path])
+        fedcore.Server(Safetensors(path), "FedAvg", 2, lr=0.1).write(tmp_path / f"written{number}")
+        for out in ("out", "written"):
+            assert (tmp_path / f"{out}{number}" / "config.json").read_text() == "{0}"
     for target, message in (("../../../secret", "out of the model's folder"), ("nothing", "cannot be read")):
         (folder / "tokenizer.json").unlink(missing_ok=True)
         (folder / "tokenizer.json").symlink_to(target)
@@ -384,20 +373,40 @@ def test_a_model_that_is_not_finite_is_rejected(tmp_path):
     paths = saved(tmp_path, given)
     report = merge(tmp_path / "out", paths, [1, 2, 3, 4])
     same(load_file(tmp_path / "out" / "model.safetensors"), fedcore.aggregate([given[0], *given[2:]], [1, 3, 4]))
-    assert report["inputs"][1] == {
-        "path": str(paths[1]),
-        "weight": 2,
-        "share": 0,
-        "rejected": report["inputs"][1]["rejected"],
-    }
-    assert "w: " in report["inputs"][1]["rejected"]
+    assert "w: " in report["inputs"][1].pop("rejected")
+    assert report["inputs"][1] == {"path": str(paths[1]), "weight": 2, "share": 0}
     clipped = merge(tmp_path / "clipped", paths[1:], base=paths[0], clip_norm=1e6, server_lr=1.0)
     assert ["rejected" in one for one in clipped["inputs"]] == [True, False, False]
-    with pytest.raises(errors.ArrayError, match="all were rejected"):
-        merge(tmp_path / "none", [paths[1]])
+    for inputs, weights in ((paths[1:2], None), (paths, [0, 1, 0, 0])):
+        with pytest.raises(errors.ArrayError, match=r"rejected \(w: .*NaN"):
+            merge(tmp_path / "none", inputs, weights)
     with pytest.raises(errors.ArrayError, match=r"^base, w\b"):
         merge(tmp_path / "none", [paths[0]], base=paths[1], server_lr=1.0)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["clipped", "out"]
+
+
+def test_a_model_beyond_the_first_is_rejected_for_its_own_reason(tmp_path):
+    paths = saved(tmp_path, given := [{"w": one} for one in (np.float16([1]), np.float32([7e4]), np.float32([np.inf]))])
+    assert "float16" in merge(tmp_path / "out", paths[:2])["inputs"][1]["rejected"]
+    for inputs in (given, paths, iter(given)):
+        with pytest.raises(errors.ArrayError, match=r"client 1\b.*float16"):
+            fedcore.aggregate(inputs)
+    for call in (fedcore.aggregate, lambda inputs: merge(tmp_path / "mask", inputs)):
+        with pytest.raises(errors.RangeError, match=r"client 1\b.*mask"):
+            call([paths[2], paths[0]])
+
+
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [("f2", {}), ("f4", {}), ("f2", OPTIONS), ("f8", dict(rule="median")), (None, dict(rule="trimmed-mean"))],
+)
+def test_a_result_beyond_the_range_of_its_dtype_is_an_error(tmp_path, base, options):
+    given = [{"running_var": np.float64([1, 1e200])}] * 3
+    paths = saved(tmp_path, [*given, {"running_var": np.ones(2, base)}])
+    with pytest.raises(errors.DivergedError, match="running_var"):
+        merge(tmp_path / "out", paths[:3], base=base and paths[3], **options)
+    with pytest.raises(errors.DivergedError, match="running_var") if base is None else nullcontext():
+        fedcore.aggregate(given, **options if base is None else {})
 
 
 def fragments(folder, k):
@@ -461,6 +470,14 @@ def test_fragments_in_turn_are_merges_of_their_own(tmp_path, options):
             merge(tmp_path / "none", paths[:3], base=base, only="a.*")
 
 
+def test_a_round_without_a_step_leaves_a_base(tmp_path):
+    paths, only = [fragments(tmp_path, k) for k in range(2)], "*running_var"
+    merge(tmp_path / "first", paths[1:], base=paths[0], only=only, optimizer=Nesterov())
+    for number, patterns in enumerate((only, "a.w", None)):
+        out = tmp_path / f"next{number}"
+        assert merge(out, paths[1:], base=tmp_path / "first", only=patterns, optimizer=Nesterov())["round"] == 1
+
+
 def test_tensors_that_are_not_merged_need_a_base_or_are_equal(tmp_path):
     given = [{"a": np.full(3, k, np.float32), "b": np.float16([np.nan, 1])} for k in (1, 3)]
     merge(tmp_path / "out", saved(tmp_path, given), only=["a"])
@@ -518,7 +535,9 @@ def test_patterns_that_choose_nothing_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"idle": {"b.w": 9}}, {"idle": ["a.w"]}, {"moments": ["a.w", "b.w"]}, {"moments": 1}]
+    "change",
+    [{"idle": {"b.w": 9}}, {"idle": ["a.w"]}, {"moments": ["a.w", "b.w"]}, {"moments": 1}]
+    + [{"ties": ties} for ties in (["a.w"], {"a.w": []}, {"a.w": "z"}, {"z": "y"}, {"a.w": "a.b"})],
 )
 def test_a_report_that_does_not_fit_its_moments_is_refused(tmp_path, change):
     base, path = fragments(tmp_path / "in", 0), fragments(tmp_path / "in", 1)
@@ -555,6 +574,12 @@ def test_tied_tensors_stay_tied_however_they_are_stored(tmp_path):
     write_model(Tied(3, tied=False).state_dict(), tmp_path / "untied.safetensors")
     with pytest.raises(errors.ArrayError, match=r"head.weight: is tied to embed.weight"):
         merge(tmp_path / "untied", [tmp_path / "0.pt", tmp_path / "untied.safetensors"], key="model")
+    base = tmp_path / "0.pt"
+    for name in ("both", "one", "untied"):  # the result has both names, and is the next base
+        path, out, options = tmp_path / f"{name}.safetensors", tmp_path / f"of {name}", dict(base=base, key="model")
+        with pytest.raises(errors.ArrayError, match="is tied to") if name == "untied" else nullcontext():
+            assert merge(out, [path], **options)["ties"] == {"head.weight": "embed.weight"}
+        base = out
 
 
 def test_models_that_do_not_fit_are_named(tmp_path):
@@ -597,9 +622,6 @@ def test_only_one_process_merges_into_a_folder(tmp_path):
     assert merge(tmp_path / "out", paths) == report  # the same merge is done
     with pytest.raises(errors.StoreError, match="exists"):
         merge(tmp_path / "out", paths, [1, 2, 3, 4])
-
-
-OPTIONS = dict(optimizer=Nesterov(), clip_norm=1e3)
 
 
 def killed_merge(tmp_path, paths, at, **options):
@@ -690,6 +712,14 @@ def test_a_merge_that_is_killed_at_any_call(folder_in_memory, kind, stride):
     assert content(folder / "in") == before
 
 
+def hollow(path, n, kind):
+    """Write a model of zeros whose holes take no disk."""
+    head = fedcore.model.safetensors.header_of([("w", kind, (n,))])
+    path.write_bytes(head)
+    os.truncate(path, len(head) + n * (2 if kind == "bfloat16" else 4))
+    return path
+
+
 PEAK = """
 import sys, fedcore
 from fedcore.model import merging, windows
@@ -703,12 +733,7 @@ print(peak() - before)
 
 @pytest.mark.parametrize("rule", ["None", "fedcore.rules.MultiKrum(0)"])
 def test_the_memory_of_a_merge_does_not_depend_on_the_size_of_the_models(tmp_path, rule):
-    n, paths = 25_000_000, []
-    for k in range(3):  # holes take no disk
-        paths.append(tmp_path / f"{k}.safetensors")
-        head = fedcore.model.safetensors.header_of([("w", "bfloat16", (n,))])
-        paths[-1].write_bytes(head)
-        os.truncate(paths[-1], len(head) + 2 * n)
+    paths = [hollow(tmp_path / f"{k}.safetensors", 25_000_000, "bfloat16") for k in range(3)]
     peak = python("-c", PEAK.replace("RULE", rule), tmp_path / "out", *paths).stdout
     assert int(peak) < 20 + 5 * 7 + 15  # of 150 MB
 
@@ -723,19 +748,13 @@ def test_the_command(tmp_path, monkeypatch):
     assert "rejected" in done.errors
     assert "wrote out: 2 of 3 models" in done.output
     same(load_file("out/model.safetensors"), fedcore.aggregate(given[:2], [1, 3]))
-    done = run(
-        "merge",
-        "next",
-        "0.safetensors",
-        "--base",
-        "out",
-        "--server-optimizer",
-        "Nesterov",
-        "--set",
-        "momentum=0.5",
-        "--json",
-    )
+    options = ("--server-optimizer", "Nesterov", "--set", "momentum=0.5", "--json")
+    done = run("merge", "next", "0.safetensors", "--base", "out", *options)
     assert json.loads(done.output)["optimizer"] == {"name": "Nesterov", "momentum": 0.5, "eta": 0.7}
+    write_model({"w": np.float64([1e200])}, "large.safetensors")  # the square of its norm is no float64
+    for words in (("--json",), ()):  # the second finds the result of the first
+        done = run("merge", "large", "large.safetensors", *words)
+        assert ("norm inf" in done.output) if not words else json.loads(done.output, parse_constant=pytest.fail)
     for arguments, message in {
         ("--weights", "1,x"): "--weights",
         ("--server-optimizer", "nestrov", "--base", "out"): "did you mean 'Nesterov'",

@@ -25,6 +25,7 @@ from fedcore.rules import (
     TrimmedMean,
 )
 from tests.cli.command import invoke as run
+from tests.model.test_merging import saved
 
 RULES = {
     "median": "median",
@@ -54,12 +55,6 @@ def models(k=K, seed=0):
     return [model | {"n": np.array(i)} for i, model in enumerate(found)], {
         name: np.float32(x) for name, x in start.items()
     } | {"n": np.array(0)}
-
-
-def saved(folder, given):
-    for i, model in enumerate(given):
-        write_model(model, folder / f"{i}.safetensors")
-    return [folder / f"{i}.safetensors" for i in range(len(given))]
 
 
 def ordered(model, like):
@@ -111,9 +106,7 @@ def test_a_model_far_away_does_not_hide_the_distances_of_others(tmp_path, rule):
     near = [{"w": (1000 + 1e-3 * rng.standard_normal(500)).astype(np.float32)} for _ in range(9)]
     far = [{"w": np.full(500, value, np.float32)} for value in (1e15, 100)]
     for name, models in {"first": far + near, "last": near + far}.items():
-        files = [tmp_path / f"{name}{i}.safetensors" for i in range(11)]
-        for file, model in zip(files, models, strict=True):
-            write_model(model, file)
+        files = saved(tmp_path, models)
         merge(tmp_path / name, files, rule=rule)
         for found in (
             aggregate(models, rule=rule),
