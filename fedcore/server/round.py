@@ -949,6 +949,8 @@ class Round(OpenRound):
             TooFewUpdatesError: a robust rule needs more updates; the round stays open.
             DivergedError: the rates would make x infinite or NaN; the round is rolled back. An update that could cause
                 this was rejected before.
+            RangeError: the sum of the weights is too small for the sums (see ``Update.weight``); the round is rolled
+                back.
         """
         state: Any = getattr(self, "_state", None)  # a closed round has no state
         with span("round", state):

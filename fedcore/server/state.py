@@ -35,6 +35,7 @@ from fedcore.options import Compute, Settings
 from fedcore.profiling import span
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
+    LEAST_FLOAT64,
     Reducer,
     Result,
     Sum,
@@ -571,7 +572,7 @@ class State:
             # c = T / N was sent before newcomers were registered
             N=max(1, self.newcomers.before if self.newcomers.ids else N) if algorithm.direction.from_mean else N,
             devices=N + len(population.included) + population.unnamed,
-            W=result.W * share,
+            W=result.W and max(result.W * share, LEAST_FLOAT64 / 2),  # 1 / W is finite, for ``require_precise``
             rows=len(self.store) + rounds.count(None),
             claims=batch.claims if most_steps is None else replace(batch.claims, steps=steps),
             weights=batch.weights,
@@ -601,6 +602,7 @@ class State:
             step = check_step(algorithm, step)
             if share != 1:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
+            self._sum.require_precise(result, step.v.A)
             # Set even if x waits: the next round may step without clients.
             changes["gamma"] = step_length(settings, now, cohort, step.gamma)
             gamma = changes["gamma"] if moves else 0.0

@@ -212,7 +212,8 @@ class Update(NamedTuple):
             ``Round.buffer``. It folds any other vector at once, and the caller may then reuse it. torch refuses to
             resize the storage of a tensor that was read.
         weight: a number >= 0 that replaces n_i as the weight, for methods that weight by examples. Limits of examples
-            do not apply to it. Default: n_i.
+            do not apply to it. The weights of a round must not sum to less than 2^-40 in exact sums, or 2^-100 in
+            float32 sums, unless all are 0. Default: n_i.
         loss: F_i >= 0, the mean loss of x over the client's examples before its steps, for methods that weight by it
             (``Broadcast.needs_loss``).
         update_id: the id of this update among those of its client: a str of 1..100 bytes in UTF-8, or an int in

@@ -1,11 +1,13 @@
 """Weights of updates: FedAvg's definition, missing examples, the caller's weights, and second updates."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 
 from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Update
-from fedcore.algorithms import FedAvg, FedNova, MimiC
+from fedcore.algorithms import FedAvg, FedNova, MimiC, QFedAvg
 from fedcore.errors import CheckpointError, RangeError, UnknownClientError
 from fedcore.rules import CapExamples, Mean
 from tests.algorithms.outsiders import WeighedMIFA
@@ -47,6 +49,19 @@ def test_x_stays_if_all_weights_are_zero(method):
     server = Server(X0, method, 2, lr=0.1)
     report = played(server, (0, ONE, {"weight": 0}), (1, THREE, {"weight": 0}))
     assert (report.accepted, server.x[0], server.round_number) == ((0, 1), 0, 1)
+
+
+@pytest.mark.parametrize("form", ["weight", "examples", "loss", "Mean"])
+@pytest.mark.parametrize(("of", "least"), [("exact", 2**-40), ("float32", 2**-100), ("float64", 2.0**-900)])
+def test_a_sum_of_weights_below_the_range_of_the_sums_rolls_the_round_back(form, of, least):
+    for times in (0.4, 1e-20, 1):
+        claims = {} if form == "Mean" else {form: (times * least) ** 0.01 if form == "loss" else times * least}
+        rule = Mean([least * times] * 2) if form == "Mean" else None
+        method = QFedAvg(100) if form == "loss" else FedAvg()
+        server = Server(X0, method, 2, lr=0.1, aggregation=rule, compute=Compute(accumulator=of))
+        with nullcontext() if times == 1 else pytest.raises(RangeError, match="weights"):
+            played(server, (0, ONE, claims), (1, ONE, claims))
+        assert (server.round_number, server.x[0] > 0) == (times == 1, times == 1)
 
 
 ORDERS = [(0, 1, 2), (1, 0, 2), (1, 2, 0), (2, 1, 0)]
@@ -107,6 +122,8 @@ def test_an_edge_sums_updates_without_examples():
     with root.open_round() as round:
         round.add_partial_sum(edges[0].fold(root.x, [Update(k, ONE, 1) for k in (0, 1)], round=1), "a")
     assert root.x[0] == 1
+    with pytest.raises(RangeError, match="weights"), root.open_round() as round:
+        round.add_partial_sum(edges[0].fold(root.x, [Update(k, ONE, 1, 1e-20) for k in (0, 1)], round=2), "a")
 
 
 def test_weights_of_single_updates():
