@@ -62,7 +62,15 @@ from fedcore.server.update import (
 )
 from fedcore.server.validation import NOT_FINITE, Decision, ReadUpdate, Validator, Weighing
 from fedcore.store.registry import ClientId, Registry
-from fedcore.validation import Represented, check_number, describe_integers, is_integer, listed, rejection_reason
+from fedcore.validation import (
+    Represented,
+    check_number,
+    describe_integers,
+    is_integer,
+    listed,
+    rejection_reason,
+    short_repr,
+)
 
 LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
@@ -395,7 +403,8 @@ class Round(OpenRound):
         self._require_open()
         sent = None, steps, examples, lr, None, count, round, kind, False, weight, loss, update_id
         update = Update(client, *sent)
-        client = self._check(update, self._clients)
+        client = self._clients.check(client)
+        self.require_valid([update])
         layout, algorithm = self._settings.layout, self._settings.algorithm
         if self._staging is None:
             pool = self._state.update_buffers if self._state.upload is None else BufferPool(layout.n)
@@ -432,15 +441,19 @@ class Round(OpenRound):
             For each update, whether it is accepted so far, as ``add``; ``report.rejected`` is final.
 
         Raises:
-            RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
+            RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``. No update was added.
         """
-        began, listed = time.perf_counter(), updates if type(updates) is list else list(updates)
+        began, given = time.perf_counter(), updates if type(updates) is list else listed("updates", updates)
         self._require_open()
         try:
-            if (replies := self._add_plain(listed) or self._add_new(listed)) is not None:
+            if (replies := self._add_plain(given)) is None:
+                self.require_valid(given)
+                list(map(self._clients.check, [one.client for one in given]))
+                replies = self._add_new(given)
+            if replies is not None:
                 return replies
-            ways = (self._add_one,) if len(listed) == 1 else (self._add_plain, self._add_new, self._add_one)
-            return [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
+            ways = (self._add_one,) if len(given) == 1 else (self._add_plain, self._add_new, self._add_one)
+            return [reply for one in given for reply in next(filter(None, (way([one]) for way in ways)))]
         finally:
             if self.attendance.policy.grace and self.is_open:
                 self.attendance.note(self._accepted, self._rejected)
@@ -663,23 +676,24 @@ class Round(OpenRound):
             raise RangeError(f"round={update.round}: the server has forgotten the ids of updates of so early a round")
         return False
 
-    def _check(self, update: Update, registry: Registry) -> ClientId:
-        """Return the client's id; raise for mistakes of the caller, not of the client."""
-        client = registry.check(update.client)
-        update.require_kind()
-        if update.weight is not None:
-            if not self.takes_weights:
-                raise RangeError("weight: partial sums weight updates by the method; leave weight out")
-            if not self._settings.algorithm.weighs_claims:
-                raise RangeError(f"weight: {self._settings.algorithm} does not weight by examples; leave weight out")
-            check_number("weight", update.weight, "[0, inf)")
-        most = 1 if self._settings.algorithm.updates_once or self._settings.rules.private else 2**31
-        if not is_integer(update.count, 1, most):
-            allowed = (
-                describe_integers(1, most) if most > 1 else "1, because the method accepts each client once per round"
-            )
-            raise RangeError(f"count={update.count!r}: must be {allowed}")
-        return client
+    def require_valid(self, updates: Iterable[Update]) -> None:
+        """Raise for mistakes of the caller, not of a client."""
+        algorithm = self._settings.algorithm
+        most = 1 if algorithm.updates_once or self._settings.rules.private else 2**31
+        for update in updates:
+            if not isinstance(update, Update):
+                raise RangeError(f"updates: must be a list of fedcore.Update, got {short_repr(update)} in it")
+            update.require_kind()
+            if update.weight is not None:
+                if not self.takes_weights:
+                    raise RangeError("weight: partial sums weight updates by the method; leave weight out")
+                if not algorithm.weighs_claims:
+                    raise RangeError(f"weight: {algorithm} does not weight by examples; leave weight out")
+                check_number("weight", update.weight, "[0, inf)")
+            if not is_integer(update.count, 1, most):
+                once = "1, because the method accepts each client once per round"
+                allowed = describe_integers(1, most) if most > 1 else once
+                raise RangeError(f"count={short_repr(update.count)}: must be {allowed}")
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -756,7 +770,7 @@ class Round(OpenRound):
 
     def _read(self, update: Update) -> tuple[ClientId, ReadUpdate | str | None]:
         """Return the client, and the update, the reason of a rejection, or None for a copy of an update that counts."""
-        client = self._check(update, self._clients)
+        client = self._clients.check(update.client)
         try:
             if self._is_copy(update, client):
                 return client, None

@@ -859,9 +859,9 @@ class Server(Represented, Unpicklable):
             of the clients' ids), and ``ages`` has the ages. The same updates in this order give the same bits.
 
         Raises:
-            RangeError: the server is not asynchronous, or as ``Round.add``.
-            UnknownNameError, DivergedError: as ``Round.add`` and ``Round.finish``. The report lists updates of clients
-                that are not registered, or no longer, as rejected.
+            RangeError, UnknownNameError: the server is not asynchronous, or as ``Round.add``; no update was added.
+            DivergedError, RangeError: as ``Round.finish``; the rounds that the call closed before stay closed. The
+                report lists updates of clients that are not registered, or no longer, as rejected.
 
         Cost: that of ``Round.add_batch``, and of a step for each closed round.
 
@@ -877,17 +877,18 @@ class Server(Represented, Unpicklable):
         >>> report.ages, report.factors.round(3), server.x.round(3)
         (array([1, 0]), array([0.707, 1.   ]), array([4.914], dtype=float32))
         """
-        listed, reports, start = list(updates), [], 0
+        given, reports, start = listed("updates", updates), [], 0
         with self._round_lock.pushing:
+            self.open_buffer(newcomers=newcomers).require_valid(given)
             while True:
                 opened = self.open_buffer(newcomers=newcomers)
                 is_due = opened.may_close() is not None and bool(opened.clients)
                 if is_due:
                     reports.append(opened.finish())
-                if start >= len(listed):
+                if start >= len(given):
                     return reports
                 if not is_due:
-                    start += opened.fill(listed[start:])
+                    start += opened.fill(given[start:])
 
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.
@@ -896,10 +897,11 @@ class Server(Represented, Unpicklable):
         or 16-bit floats in a list are copied before the fold: 4 n bytes for each.
         """
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
-        listed = list(updates) if isinstance(updates, list | tuple) else None
-        batch_size = self.settings.batch_size if listed is None else len(listed) + 1
-        with span("round", self._backend), self._open(batch_size, may_hold=listed is not None) as opened:
-            for some in kept_batches(updates, batch_size) if listed is None else [listed]:
+        is_lazy = isinstance(updates, Iterable) and not isinstance(updates, list | tuple)
+        given = None if is_lazy else listed("updates", updates)
+        batch_size = self.settings.batch_size if given is None else len(given) + 1
+        with span("round", self._backend), self._open(batch_size, may_hold=given is not None) as opened:
+            for some in kept_batches(updates, batch_size) if given is None else [given]:
                 opened.add_batch(some)
             return opened.finish()
 

@@ -93,10 +93,11 @@ def test_mistakes_of_the_caller_raise(name):
         for unknown in (N, -1, "0", 1.0, True, None):
             with pytest.raises(errors.UnknownClientError, match=r"^client\b"):
                 round.add(unknown, y, steps=1)
-        with pytest.raises(errors.UnknownNameError, match=r"^kind\b.*\bgradient\b"):
-            round.add(1, y, kind="delta and model", steps=1)
-        with pytest.raises(errors.RangeError, match=r"^count\b"):
-            round.add(1, y, steps=1, count=0)
+        for wrong in ({"kind": "delta and model"}, {"count": 0}, {"count": 10**5000}, {"client": N}, {"weight": -1}):
+            with pytest.raises(errors.FedcoreError, match=next(iter(wrong))):
+                round.add_batch([Update(1, y, 1), Update(2, y.tobytes(), 1)._replace(**wrong)])
+        with pytest.raises(errors.RangeError, match="updates"):
+            round.add_batch([Update(1, y, 1), (2, y, 1)])
         with pytest.raises(errors.RoundError, match="round 3"):
             server.open_round()
     assert round.report.accepted == (0,)
@@ -108,6 +109,9 @@ def test_mistakes_of_the_caller_raise(name):
     if name != "FedAvg":
         with pytest.raises(errors.RangeError, match=r"^count\b"):
             server.round([Update(1, y, steps=1, count=2)])
+    for given in ((1, y, 1), Update(1, y, 1), iter([(1, y, 1)]), None):
+        with pytest.raises(errors.RangeError, match="updates"):
+            server.round(given)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "MimiC"])
