@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedcore.arrays import F64
+from fedcore.errors import RangeError
 from fedcore.rules.base import Combine, Filter, Group, Rule, Scale, Weights
 from fedcore.rules.windows import PARTS, as_float32
+from fedcore.validation import check_number, short_repr
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,19 @@ class Mean(Combine):
         weights: numbers >= 0 that replace the numbers of examples, for methods that weight by examples: by client, or a
             function of one client's ``fedcore.algorithms.Claims``, such as ``lambda claims: np.sqrt(claims.examples)``.
             A folder does not store them; pass them to ``Server.load`` again.
+
+    Raises:
+        RangeError: there is no number, or one is negative or not finite.
     """
 
     weights: Weights | None = None
 
     def __post_init__(self) -> None:
         weights: Any = self.weights
-        if not isinstance(weights, Mapping) and hasattr(weights, "__len__"):  # entry i of a list belongs to client i
-            object.__setattr__(self, "weights", dict(enumerate(weights)))
+        if hasattr(weights, "__len__"):
+            weights = weights if isinstance(weights, Mapping) else dict(enumerate(weights))  # entry i of client i
+            if not weights:
+                raise RangeError("weights: empty; give a number to each client, or leave the weights out")
+            for client, weight in weights.items():
+                check_number(f"weights[{short_repr(client)}]", weight, "[0, inf)")
+            object.__setattr__(self, "weights", weights)

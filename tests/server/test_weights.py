@@ -140,6 +140,7 @@ def test_weights_of_single_updates():
     for number, weight in ((np.inf, 0), (1e30, 1e308)):  # without a warning of NumPy
         report = played(server, (0, np.float32([number]), {"weight": weight}), (1, THREE, {"weight": 1}))
         assert (report.accepted, server.x[0]) == ((1,), 3)
+        assert ("weight" in report.rejected[0][1]) == (weight > 0)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,9 @@ def test_listed_weights_are_in_the_order_of_the_clients(kind):
     server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=0.1, aggregation=[Mean(kind([2.5, 1, 0]))])
     report = server.round([Update(i, np.full(2, i, np.float32), 1) for i in range(3)])
     assert (report.weights.tolist(), report.rejected) == ([2.5, 1, 0], ())
+    for wrong in ({0: 1, 1: -1}, [np.nan], ["2"], [1, True], {1: 10**400}, {}, []):
+        with pytest.raises(RangeError, match="weights"):
+            Mean(wrong)
 
 
 def test_a_claim_may_be_as_large_as_a_float_counts():
