@@ -42,16 +42,18 @@ KINDS_LISTED = 5
 """The number of kinds of rejections, or of clients, in a message; clients can cause any number of them."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Report(Represented):
-    """The outcome of one round.
+    """The outcome of one round. Each object equals only itself, as its columns are arrays.
 
     Attributes:
         round: its number, counted from 0.
-        accepted: the clients whose updates count, in the order of ``add``.
+        accepted: the clients whose updates count, in the order of ``add``; with exact sums and robust rules in that
+            of the ids, except for robust rules in a buffer.
         rejected: (client, reason) of rejected updates: the first one of each registered client, and up to 1,000 others.
         steps: the sum of the accepted clients' local steps.
-        norms: float64[len(accepted)], |h_i|, the norms of the clients' mean gradients.
+        norms: float64[len(accepted)], factor_i |h_i|, the norms of the clients' mean gradients times ``factors``, with
+            h_i = x - y_i where models are averaged.
         weights: float64[len(accepted)], w_i, the method's weights, not divided by their sum.
         factors: float64[len(accepted)], the factors by which rules and ``RoundPolicy(discount=)`` scaled the updates; 1
             if unscaled.
