@@ -36,7 +36,7 @@ from fedcore.model.safetensors import BYTES, Safetensors, StoredTensor, over
 from fedcore.model.windows import UNIT, Part, Rows, Windows, check_model, flat
 from fedcore.profiling import span
 from fedcore.rules import Chain, Combination, Rule
-from fedcore.validation import LONGEST_REASON, check_number, length, numbers, shorten
+from fedcore.validation import LONGEST_REASON, check_number, length, numbers, short_repr, shorten
 
 # ``aggregate`` averages models tensor by tensor, without a flat vector.
 
@@ -124,8 +124,8 @@ def aggregate(
         chain = None if rule is None else Chain.of_models(rule, has_base=False)
         if chain is not None:
             require_no_weights(weights)
-        if _is_file(models):
-            raise ArrayError("models: expected several models, got one path; pass a list of paths")
+        if _is_file(models) or not (isinstance(models, Iterator) or hasattr(models, "__len__")):
+            raise ArrayError(f"models: expected several models, such as a list of paths, got {short_repr(models)}")
         if (chain is not None or lora != "average") and isinstance(models, Iterator):
             models = list(models)
         if isinstance(models, Iterator):
@@ -558,7 +558,7 @@ def _row(name: str, leaf: Any, form: TensorForm) -> Any:
     if dtype_name(leaf) != form.dtype:
         return cast(as_array(name, leaf).reshape(-1), form.dtype)
     if isinstance(leaf, np.ndarray):
-        return leaf if leaf.flags.c_contiguous else np.ascontiguousarray(leaf)
+        return np.require(leaf, requirements=["C", "A"])  # a message's payload may be unaligned
     leaf = leaf.contiguous() if hasattr(leaf, "contiguous") else leaf
     # With older versions of torch, numpy() needs 8 us less per tensor than DLPack; bfloat16 requires DLPack.
     is_slow = hasattr(leaf, "numpy") and not _has_c_export(type(leaf)) and form.dtype != "bfloat16"

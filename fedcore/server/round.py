@@ -30,7 +30,7 @@ from fedcore.errors import (
 )
 from fedcore.options import Callback, Storage
 from fedcore.profiling import begin, span
-from fedcore.runtime import uninterrupted
+from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import NO_COUNT, UpdateBatch
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import Journal
@@ -81,9 +81,10 @@ ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
 IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge with add_partial_sum(clients=...)"
 
 
-class OpenRound(Represented):
+class OpenRound(Represented, Unpicklable):
     """Base class of the rounds of servers and networks: one call at a time, the rejections, and the context manager."""
 
+    _instead = "finish it, or abort it, and pickle its report"
     report: Report | None = None
     is_open = True
     _is_ending = False  # whether a signal handler called ``abort`` in a call, which then aborts the round
@@ -939,8 +940,9 @@ class Round(OpenRound):
         immutable."""
         keys = self._keys_of(batch) if decision.rejected else []
         for i, reason in sorted(decision.rejected.items()):
-            if reason == NOT_FINITE and (name := self._state.first_not_finite(batch.vectors[i])):
-                reason = f"{reason}, in {name}"
+            if reason == NOT_FINITE:
+                name = self._state.first_not_finite(batch.vectors[i])
+                reason += f", in {name}" if name else f", with the weight {batch.weights[i]:g}"
             self._known.discard(keys[i])
             self._ids.drop(keys[i])
             self._rejected.append((batch.clients[i], reason))

@@ -63,7 +63,7 @@ from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients
-from fedcore.validation import Represented, absolute, check_integer, listed, require_objects
+from fedcore.validation import Represented, absolute, check_integer, listed, require_objects, short_repr
 
 
 class Server(Represented, Unpicklable):
@@ -186,6 +186,8 @@ class Server(Represented, Unpicklable):
     def _start(self, backend: Any, place: tuple[Any, ...], callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend
         self._place, self.callbacks = place, tuple(listed("callbacks", callbacks))
+        if wrong := [one for one in self.callbacks if not callable(one)]:
+            raise RangeError(f"callbacks: must be functions of a Report, got {short_repr(wrong[0])}")
         base = model.tensors if isinstance(model, Model) else model
         self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
@@ -625,7 +627,7 @@ class Server(Represented, Unpicklable):
         Cost: one commit, on average independent of the number of clients.
         """
         self._between_rounds()
-        ids, sizes = ids_of(clients)
+        ids, sizes = ids_of(clients[()] if isinstance(clients, np.ndarray) else clients)
         if ids:
             self._backend.apply(requests.AddClients(sizes, clients=ids))
 
