@@ -166,6 +166,8 @@ def describe_interval(interval: str) -> str:
 
 def describe_integers(low: int, high: int | None = None) -> str:
     """Return a range of integers in words: ``an integer in 1..10``."""
+    if low == high:
+        return str(low)
     return f"an integer >= {low}" if high is None else f"an integer in {low}..{_power(high)}"
 
 

@@ -596,9 +596,7 @@ class Sum:
         combination.write(*vectors, result.A)
         result = result._replace(times=result.W * (1.0 if form.r or form.q else form.h))
         if more:
-            center: F32 = empty(p, device=self._device)
-            kernels.combine([result.A], [1.0], center)
-            result = result._replace(center=center)
+            result = result._replace(center=kernels.combine([result.A], [1.0], empty(p, device=self._device)))
         if result.buffer_weight > 0 and self._layout.n > p:
             unchanged = zeros(self._layout.n - p, device=self._device)
             bases, ys = self._cut_updates(batch, slice(p, self._layout.n))
@@ -618,9 +616,7 @@ class Sum:
             term: F32 = empty(self._layout.n_parameters, device=self._device)
             row = self._store.read(client) if form.r else None
             given = [(vector, c) for vector, c in ((row, form.r), (anchor, form.q)) if vector is not None and c]
-            if given:
-                kernels.combine([vector for vector, _ in given], [c for _, c in given], term)
-            acc = term if given else None
+            acc = kernels.combine([vector for vector, _ in given], [c for _, c in given], term) if given else None
             kernels.accumulate(acc, [base], [y], np.array([scale]), np.array([form.h]), out=term)
             yield term
 

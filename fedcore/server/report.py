@@ -252,13 +252,6 @@ def rejection_summary(rejected: Iterable[tuple[ClientId, str]]) -> str:
     return "; ".join([*listed, f"{others} x other reasons"] if others else listed)
 
 
-def warn_if_all_rejected(report: Report, logger: Logger) -> None:
-    """Log a warning if a round rejected all updates."""
-    if report.rejected and not report.accepted:
-        summary = rejection_summary(report.rejected)
-        logger.warning("round %d accepted no update and rejected %d: %s", report.round, len(report.rejected), summary)
-
-
 def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int | None, logger: Logger) -> None:
     """Log a warning if reported steps or examples were capped."""
     if most_steps is not None:
@@ -273,8 +266,11 @@ def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int |
         )
 
 
-def tell(callbacks: Iterable[Callable[[Report], object]], report: Report, logger: Logger) -> None:
-    """Call the callbacks with the report of a finished round, and log their exceptions."""
+def announce(report: Report, callbacks: Iterable[Callable[[Report], object]], logger: Logger) -> None:
+    """Warn if a finished round rejected all updates; then call the callbacks, and log their exceptions."""
+    if report.rejected and not report.accepted:
+        summary = rejection_summary(report.rejected)
+        logger.warning("round %d accepted no update and rejected %d: %s", report.round, len(report.rejected), summary)
     for callback in callbacks:
         try:
             callback(report)

@@ -3,12 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arrays import F64, Floats, copied, device_of, empty, freeze, ieee, read_only, to_host, view_of, zeros
+from fedcore.arrays import F32, F64, Floats, copied, device_of, empty, freeze, ieee, read_only, to_host, view_of, zeros
 from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError
 from fedcore.kernels import ExactSum
 from fedcore.model import Layout
@@ -20,6 +22,8 @@ from fedcore.server.update import IDS, CountedIds, as_sent, require_finite
 from fedcore.store.client_store import rounding_keys
 from fedcore.store.registry import ClientId, Registry, canonical
 from fedcore.store.slots import checksums
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -139,13 +143,11 @@ def without_part(state: State, client: ClientId) -> Snapshot:
 
     total: Any = now.total if now.exact_total is None else now.exact_total
     add: Any = plain if now.exact_total is None else exact
+    zero: Any = partial(zeros, dtype=np.float64) if now.exact_total is None else ExactSum.zeros
     try:
         total = add(total, client, -1)
     except CorruptionError:
-        if now.exact_total is None:
-            total = zeros(store.n, np.float64, device=device)
-        else:
-            total = ExactSum.zeros(store.n, device=device)
+        total = zero(store.n, device=device)
         for other in store.registry:
             with suppress(CorruptionError):  # a sum must not include a part that cannot be read
                 if other != client:
@@ -274,6 +276,15 @@ class Query:
         return answers[0]
 
 
+class Typed(Query, Generic[T]):
+    """A query whose answer has the type T."""
+
+    def of(self, state: State) -> T:
+        """Return the answer of a server's state, in one part or in shards."""
+        answer: T = state.read(self)
+        return answer
+
+
 @dataclass(frozen=True, repr=False)
 class VectorQuery(Query):
     """Base class of queries for a vector.
@@ -291,14 +302,14 @@ class VectorQuery(Query):
         return zeros(layout.n if self.has_buffers else layout.n_parameters, self.dtype, device=device)
 
 
-class Row(VectorQuery):
+class Row(VectorQuery, Typed[F32]):
     """A copy of a client's row."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
         return state.store.read(self.client)
 
 
-class Correction(VectorQuery):
+class Correction(VectorQuery, Typed[F64]):
     """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
 
     dtype = np.float64
@@ -319,7 +330,7 @@ class Offset(VectorQuery):
 
 
 @dataclass(frozen=True, repr=False)
-class ModelVector(VectorQuery):
+class ModelVector(VectorQuery, Typed[F32]):
     """A model: x, the model that clients get, or x_{t-1}. It never changes.
 
     Attributes:
@@ -338,14 +349,14 @@ class ModelVector(VectorQuery):
 X = ModelVector("x")
 
 
-class Direction(VectorQuery):
+class Direction(VectorQuery, Typed[F32]):
     """A copy of v."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
         return copied(now.momentum)
 
 
-class Total(VectorQuery):
+class Total(VectorQuery, Typed[F64 | None]):
     """A copy of T."""
 
     dtype = np.float64
@@ -361,7 +372,7 @@ class Shared(Query):
         return now.shared()
 
 
-class CountersQuery(Query):
+class CountersQuery(Typed[Counters]):
     """The integer counters and constants by name."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
@@ -378,7 +389,7 @@ class Nonnegative(Query):
         return [name for names in answers for name in names]
 
 
-class ClientSizes(Query):
+class ClientSizes(Typed[npt.NDArray[np.int64] | None]):
     """n_k of the registered clients, the smallest first; None without sizes."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
@@ -392,7 +403,7 @@ class NamesRemoved(Query):
         return bool(now.population.included) or (IDS in now.norms and bool(now.norms[IDS][1:].any()))
 
 
-class AuditLog(Query):
+class AuditLog(Typed[list[dict[str, Any]]]):
     """See ``Server.audit_log``."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:
@@ -400,7 +411,7 @@ class AuditLog(Query):
         return [document for _, document in checked(texts, x=state.reducer.digests(state.read(X))[0])]
 
 
-class SentChecksums(Query):
+class SentChecksums(Typed[list[npt.NDArray[Any]]]):
     """The checksums of the vectors that all clients get; those of shards together are the same."""
 
     def __call__(self, state: State, now: Snapshot) -> Any:

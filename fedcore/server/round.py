@@ -35,15 +35,7 @@ from fedcore.server.aggregation import NO_COUNT, UpdateBatch
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
-from fedcore.server.report import (
-    Attendance,
-    Rejected,
-    Report,
-    report_of,
-    tell,
-    warn_if_all_rejected,
-    warn_if_capped,
-)
+from fedcore.server.report import Attendance, Rejected, Report, announce, report_of, warn_if_capped
 from fedcore.server.state import NewClients, State
 from fedcore.server.update import (
     ACCEPTED,
@@ -62,15 +54,7 @@ from fedcore.server.update import (
 )
 from fedcore.server.validation import NOT_FINITE, Decision, ReadUpdate, Validator, Weighing
 from fedcore.store.registry import ClientId, Registry
-from fedcore.validation import (
-    Represented,
-    check_number,
-    describe_integers,
-    is_integer,
-    listed,
-    rejection_reason,
-    short_repr,
-)
+from fedcore.validation import Represented, check_integer, check_number, is_integer, listed, rejection_reason
 
 LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
@@ -161,8 +145,7 @@ class OpenRound(Represented, Unpicklable):
 
     def _announce(self, report: Report) -> None:
         """Warn if the round rejected all updates, and call the callbacks."""
-        warn_if_all_rejected(report, self._logger)
-        tell(self._callbacks, report, self._logger)
+        announce(report, self._callbacks, self._logger)
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -683,7 +666,7 @@ class Round(OpenRound):
         most = 1 if algorithm.updates_once or self._settings.rules.private else 2**31
         for update in updates:
             if not isinstance(update, Update):
-                raise RangeError(f"updates: must be a list of fedcore.Update, got {short_repr(update)} in it")
+                raise RangeError(f"updates: must be a list of fedcore.Update, got {type(update).__name__} in it")
             update.require_kind()
             if update.weight is not None:
                 if not self.takes_weights:
@@ -691,10 +674,7 @@ class Round(OpenRound):
                 if not algorithm.weighs_claims:
                     raise RangeError(f"weight: {algorithm} does not weight by examples; leave weight out")
                 check_number("weight", update.weight, "[0, inf)")
-            if not is_integer(update.count, 1, most):
-                once = "1, because the method accepts each client once per round"
-                allowed = describe_integers(1, most) if most > 1 else once
-                raise RangeError(f"count={short_repr(update.count)}: must be {allowed}")
+            check_integer("count", update.count, 1, most)
 
     def _require_open(self) -> None:
         if not self.is_open:

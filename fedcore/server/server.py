@@ -15,7 +15,7 @@ from fedcore import kernels
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
-from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
+from fedcore.arrays import F32, Library, copied, empty, freeze, to_host, zeros
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
@@ -426,8 +426,7 @@ class Server(Represented, Unpicklable):
         Raises:
             CorruptionError: a document was changed or is missing, a signature is not valid, or x is another.
         """
-        log: list[dict[str, Any]] = self._backend.read(requests.AuditLog())
-        return log
+        return requests.AuditLog().of(self._backend)
 
     def close(self) -> None:
         """Abort an open round, and close the store or the shards. A journal keeps the updates of the round.
@@ -499,8 +498,7 @@ class Server(Represented, Unpicklable):
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
         """n_k of the registered clients, int64[N], the smallest first; None without sizes."""
-        sizes: npt.NDArray[np.int64] | None = self._backend.read(requests.ClientSizes())
-        return sizes
+        return requests.ClientSizes().of(self._backend)
 
     @property
     def x(self) -> F32:
@@ -509,14 +507,12 @@ class Server(Represented, Unpicklable):
         On a device it is a ``DeviceArray``, which torch and CuPy read through DLPack without a copy. A sharded server
         gathers the vector on each access.
         """
-        x: F32 = self._backend.read(requests.X)
-        return x
+        return requests.X.of(self._backend)
 
     @property
     def counters(self) -> Counters:
         """The integer counters and constants by name, such as BatchNorm's numbers of batches; not part of x."""
-        counters: Counters = self._backend.read(requests.CountersQuery())
-        return counters
+        return requests.CountersQuery().of(self._backend)
 
     @property
     def v(self) -> F32:
@@ -524,8 +520,7 @@ class Server(Represented, Unpicklable):
 
         It is zero before the first step. If the method does not use it, it is zero after ``load`` until the next step.
         """
-        v: F32 = self._backend.read(requests.Direction())
-        return v
+        return requests.Direction().of(self._backend)
 
     @property
     def round_number(self) -> int:
@@ -554,8 +549,7 @@ class Server(Represented, Unpicklable):
 
     def sent_checksums(self) -> list[npt.NDArray[Any]]:
         """Return the checksums of the vectors that all clients of the next round get, which a journal stores."""
-        sent: list[npt.NDArray[Any]] = self._backend.read(requests.SentChecksums())
-        return sent
+        return requests.SentChecksums().of(self._backend)
 
     def tensors(self, *, library: Library | None = None, copy: bool = True, sent: bool = False) -> Any:
         """Return the model by name, in its library and dtypes; counters keep their integer types.
@@ -599,20 +593,17 @@ class Server(Represented, Unpicklable):
 
     def row(self, client: ClientId) -> F32:
         """Return a client's row, float32[n_parameters]; zeros if it was never written."""
-        row: F32 = self._backend.read(requests.Row(client=self._backend.registry.check(client)))
-        return row
+        return requests.Row(client=self._backend.registry.check(client)).of(self._backend)
 
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
         """Return c_i, float64[n_parameters], which MimiC adds to the client's next mean gradient; else zeros."""
         if not self.algorithm.keeps_history:
             return zeros(self.layout.n_parameters, np.float64, device=self.device)
-        correction: F64 = self._backend.read(requests.Correction(client=self._backend.registry.check(client)))
-        return correction
+        return requests.Correction(client=self._backend.registry.check(client)).of(self._backend)
 
     def total(self) -> npt.NDArray[np.float64] | None:
         """Return T, float64[n_parameters]; None where the method keeps no total."""
-        total: F64 | None = self._backend.read(requests.Total()) if self.algorithm.keeps_total else None
-        return total
+        return requests.Total().of(self._backend) if self.algorithm.keeps_total else None
 
     def add_clients(self, clients: ClientId | Iterable[ClientId] | Mapping[ClientId, int]) -> None:
         """Register clients for the next round. If one is invalid, none is registered.

@@ -202,7 +202,8 @@ class Update(NamedTuple):
             the broadcast one needs ``Limits(max_client_lr=...)``. Default: the broadcast rate.
         control: float32[n_parameters], the second vector, if the method needs one: the mean of the client's gradients
             before any correction, or the change of the row if the client keeps it.
-        count: how many times the client was drawn (sampling with replacement).
+        count: how many times the client was drawn (sampling with replacement). It must be 1 if the method accepts each
+            client once per round, and with ``PrivateMean``.
         round: the round of the x from which the client started. A late update is measured against that x
             (``RoundPolicy(max_staleness=...)``). Default: the open round.
         kind: "model"; "delta", the difference y - x in the forms of a model; or "gradient", float32[n_parameters], the
