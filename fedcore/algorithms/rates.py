@@ -353,16 +353,18 @@ def as_rate(rate: float | Rate | None) -> Rate:
 
 def rate_at(rate: Rate, round: int) -> float:
     """Return the rate of a round; raise RangeError if it is outside ``FLOAT32``, for example after too much decay."""
-    return float(rate.value) if type(rate) is Constant else _checked_at(rate, round)  # a Constant checks its value
+    return float(rate.value) if type(rate) is Constant else _checked(rate, f"round {round}", rate, round)
 
 
 @ieee
-def _checked_at(rate: Rate, round: int) -> float:
+def _checked(rate: object, where: str, call: Callable[..., Any], *arguments: int) -> float:
     try:
-        value = float(rate(round))
+        value = float(call(*arguments))
     except Exception as error:
-        failed(rate, f"the rate of round {round}", error)
-    return _check_positive(value, f"round {round}", rate)
+        failed(rate, f"the rate of {where}", error)
+    if not in_interval(value, FLOAT32):
+        raise RangeError(f"rate={value!r}: must be {describe_interval(FLOAT32)} in {where}; correct {name_of(rate)}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -372,21 +374,9 @@ class StepRates:
     rate: Any
     round: int
 
-    @ieee
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""
-        try:
-            value = float(self.rate.of_step(self.round, step))
-        except Exception as error:
-            failed(self.rate, f"of_step({self.round}, {step})", error)
-        return _check_positive(value, f"step {step} of round {self.round}", self.rate)
-
-
-def _check_positive(value: float, where: str, rate: object) -> float:
-    if not in_interval(value, FLOAT32):
-        must = f"must be {describe_interval(FLOAT32)} in {where}"
-        raise RangeError(f"rate={value!r}: {must}; correct {name_of(rate)}")
-    return value
+        return _checked(self.rate, f"step {step} of round {self.round}", self.rate.of_step, self.round, step)
 
 
 def rate_of_steps(rate: Rate, round: int) -> StepRates | None:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedcore.arrays import F64
-from fedcore.errors import RangeError
 from fedcore.rules.base import Combine, Filter, Group, Rule, Scale, Weights
 from fedcore.rules.windows import PARTS, as_float32
-from fedcore.validation import check_number, short_repr
+from fedcore.validation import check_integer, check_number, short_repr
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,7 @@ class RejectLong(RatioRule, Filter):
         """Compare each norm with the median of its part."""
         reasons: dict[int, str] = {}
         for name, median in group.medians.items():
-            if median is None:
-                continue
-            most = as_float32(self.ratio * median)
+            most = np.inf if median is None else as_float32(self.ratio * median)
             for i, norm in enumerate(group.norms[name]):
                 if norm > most:
                     above = f"exceeds {self.ratio:g} x the median {median:g} (RejectLong)"
@@ -137,8 +134,7 @@ class Mean(Combine):
         weights: Any = self.weights
         if hasattr(weights, "__len__"):
             weights = weights if isinstance(weights, Mapping) else dict(enumerate(weights))  # entry i of client i
-            if not weights:
-                raise RangeError("weights: empty; give a number to each client, or leave the weights out")
+            check_integer("weights: the number of clients", len(weights), 1)
             for client, weight in weights.items():
                 check_number(f"weights[{short_repr(client)}]", weight, "[0, inf)")
             object.__setattr__(self, "weights", weights)

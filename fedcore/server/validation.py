@@ -379,7 +379,7 @@ class Validator:
     def _follow(self, ratio: float) -> None:
         """Add the norms of rejected updates; let the medians follow if more than half of all norms are too long."""
         for name, accepted in self._norms.items():
-            received = self._received.get(name) or accepted.copied()
+            received = self._received.get(name) or NormWindow(accepted.norms)
             for norms in self._too_long.values():
                 received.add(norms.get(name, 0.0))
             if len(received) >= FEW and (median := received.median()) is not None:
