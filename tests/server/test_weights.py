@@ -25,7 +25,7 @@ def played(server, *replies, **options):
     return round.report
 
 
-@pytest.mark.parametrize("sizes", [[20, 1000], [150, 900, 12_000], [100] * 9 + [100_000], [2, 1_000_000]])
+@pytest.mark.parametrize("sizes", [[3e12] * 2, [20, 1000], [150, 900, 12_000], [100] * 9 + [100_000], [2, 1_000_000]])
 def test_fedavg_weighs_by_any_number_of_examples(sizes):
     server, values = Server(X0, "FedAvg", len(sizes), lr=0.1), np.arange(len(sizes), dtype=np.float32)
     report = played(server, *[(k, values[k : k + 1], {"examples": size}) for k, size in enumerate(sizes)])
@@ -173,9 +173,8 @@ def test_a_client_without_a_weight_is_rejected_by_name():
 
 def test_methods_with_their_own_weights_take_no_others():
     for method in ("MIFA", "MimiC", FedAvg(weights="uniform")):
-        server = Server(X0, method, 2, lr=0.1)
-        with server.open_round() as round, pytest.raises(RangeError, match="weight"):
-            round.add(0, ONE, steps=1, weight=1)
+        with pytest.raises(RangeError, match="weight"):
+            Server(X0, method, 2, lr=0.1).round([Update(0, ONE, 1, weight=1)])
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD"])
@@ -234,12 +233,6 @@ def test_listed_weights_are_in_the_order_of_the_clients(kind):
     for wrong in ({0: 1, 1: -1}, [np.nan], ["2"], [1, True], {1: 10**400}, {}, []):
         with pytest.raises(RangeError, match="weights"):
             Mean(wrong)
-
-
-def test_a_claim_may_be_as_large_as_a_float_counts():
-    server = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=0.1)
-    report = server.round([Update(i, np.full(2, i, np.float32), 1, 3 * 10**12) for i in range(2)])
-    assert (report.accepted, server.x.tolist()) == ((0, 1), [0.5, 0.5])
 
 
 def test_weights_set_between_rounds_are_needed_on_loading(tmp_path):
