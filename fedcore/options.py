@@ -459,9 +459,6 @@ class Settings:
     started_nonnegative: tuple[str, ...] = ()
     """The names of float buffers that were non-negative and not all zero in the first model."""
 
-    def __post_init__(self) -> None:
-        require_float32(self.lr)
-
     @cached_property
     def nonnegative(self) -> tuple[str, ...]:
         """The names of float buffers that updates must not make negative."""
@@ -734,16 +731,9 @@ def checked_objects(given: Mapping[str, Any]) -> dict[str, Any]:
     if algorithm is not None:
         check_table(algorithm)
     checked: dict[str, Any] = {what: None if given[what] is None else as_rate(given[what]) for what in RATES}
-    require_float32(checked["lr"])
     checked["optimizer"] = optimizers.as_optimizer(given["optimizer"])
     chain = None if given["aggregation"] is None else Chain.of(given["aggregation"])
     return {"algorithm": algorithm, **checked, "aggregation": chain}
-
-
-def require_float32(lr: Rate | None) -> None:
-    """Raise RangeError for a constant rate beyond the range of float32."""
-    if isinstance(lr, Constant) and lr.value > LARGEST:
-        raise RangeError(f"lr={lr.value!r}: must be in (0, {LARGEST:.3g}], the range of float32")
 
 
 def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate | None:

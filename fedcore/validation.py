@@ -166,6 +166,8 @@ def describe_interval(interval: str) -> str:
 
 def describe_integers(low: int, high: int | None = None) -> str:
     """Return a range of integers in words: ``an integer in 1..10``."""
+    if low == high:
+        return str(low)
     return f"an integer >= {low}" if high is None else f"an integer in {low}..{_power(high)}"
 
 
@@ -202,7 +204,7 @@ def listed(name: str, values: Any) -> list[Any]:
     >>> listed("ids", ("ab", "c"))
     ['ab', 'c']
     """
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable) or getattr(values, "shape", None) == ():
         raise RangeError(f"{name}={short_repr(values)}: must be a list, such as [{short_repr(values)}]")
     return list(values)
 
@@ -261,10 +263,12 @@ def length(name: str, array: Any) -> int:
 def numbers(name: str, values: Any, dtype: type | None = None) -> npt.NDArray[Any]:
     """Return values as a new array of a dtype; raise DtypeError if a value is not a number."""
     try:
-        return np.array(np.asarray(own_classes(name, values)), dtype)
+        if np.iscomplexobj(found := np.asarray(own_classes(name, values))):
+            raise TypeError("complex numbers")
+        return np.array(found, dtype)
     except FedcoreError:
         raise
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise DtypeError(f"{name}: expected numbers: {error}") from None
 
 

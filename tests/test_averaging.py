@@ -62,6 +62,7 @@ def test_tensors_that_are_not_contiguous_or_need_gradients():
     averaged = fedcore.aggregate([{"w": tensor} for tensor in tensors])["w"]
     torch.testing.assert_close(averaged, ((tensors[0] + tensors[1]) / 2).detach())
     arrays = [np.ones((3, 4), np.float32), np.full((4, 3), 3, np.float32).T]
+    arrays.append(np.frombuffer(b"x" + np.full(12, 2, np.float32).tobytes(), np.float32, offset=1).reshape(3, 4))
     np.testing.assert_array_equal(fedcore.aggregate([{"w": a} for a in arrays])["w"], np.full((3, 4), 2))
 
 
@@ -116,7 +117,8 @@ def test_counters_of_a_nested_model():
         ([GOOD] * 2, [1, -1], errors.RangeError, "^weights.1."),
         ([GOOD] * 2, [1, float("nan")], errors.RangeError, "^weights.1."),
         ([GOOD] * 2, [0, 0], errors.RangeError, r"^weights\b.*zero"),
-        ([GOOD] * 2, ["x", 1], errors.DtypeError, "weights"),
+        *[([GOOD] * 2, [one, 1], errors.DtypeError, "weights") for one in ("x", 1j, 10**400)],
+        *[(one, None, errors.ArrayError, r"^models\b") for one in (None, 3, "a")],
         ([{"z": np.ones(2, np.complex64)}], None, errors.DtypeError, r"^client 0, z\b"),
         ([{"z": "text"}], None, errors.ArrayError, r"^client 0, z\b"),
     ],

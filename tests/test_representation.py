@@ -114,6 +114,7 @@ def test_representations_of_closed_objects(tmp_path):
         (lambda: server().store, r"ClientStore.save\(path\)"),
         (lambda: ClientStore(3, 4), r"ClientStore.save\(path\)"),
         (network, r"save\(path\)"),
+        (lambda: server().open_round(), r"report"),
         (lambda: server().broadcast([0]), r"broadcast.of\(client\)"),
     ],
 )

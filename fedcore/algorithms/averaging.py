@@ -182,7 +182,8 @@ class QFedAvg(Algorithm):
 
     Args:
         q: the weight of fairness, in [0, 100]. The paper chooses it for each data set, from 0.001 to 5. With 0, clients
-            need not report losses, and this is FedAvg with uniform weights. Default: 0.
+            need not report losses, and this is FedAvg with uniform weights. If the F_i^q of a round sum to less than
+            2^-40 (exact sums) or 2^-100 (float32 sums), the round ends with a RangeError. Default: 0.
     """
 
     q: float = 0.0
@@ -210,11 +211,11 @@ class QFedAvg(Algorithm):
         return Step(v=Linear(A=1 / W), gamma=float(W / (L * more + W)))
 
     def _power(self, claims: Claims, power: float) -> F64:
-        """Return F_i^power, with 1e-10 added to F_i as in the authors' code, and at most 1e30, so that it is finite."""
+        """Return F_i^power, with 1e-10 added to F_i as in the authors' code, in 1e-300..1e30: finite and > 0."""
         if claims.losses is None:
             return np.ones(len(claims.steps))
         with np.errstate(over="ignore"):
-            return np.minimum((claims.losses + 1e-10) ** power, 1e30)
+            return np.clip((claims.losses + 1e-10) ** power, 1e-300, 1e30)
 
 
 # FedAU: Wang, Ji, "A Lightweight Method for Tackling Unknown Participation Statistics in Federated Averaging",

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedcore import arrays as memory
 from fedcore import kernels
+from fedcore.algorithms.rates import FLOAT32
 from fedcore.arrays import F32, ieee
 from fedcore.errors import AlgorithmError, RangeError
 from fedcore.validation import (
@@ -32,7 +33,6 @@ from fedcore.validation import (
 )
 
 Moments: TypeAlias = tuple[F32, ...]
-POSITIVE = "(0, inf)"
 
 
 class Optimizer(Protocol):
@@ -131,7 +131,7 @@ class Adagrad(Checked):
 
     Args:
         beta1: the decay of the first moment.
-        tau: the degree of adaptivity.
+        tau: the degree of adaptivity, a normal number of float32: at least 1.2e-38.
         eta: the server's rate if ``server_lr`` is None. The elements of u are about 1 for any norm of v, so rates for
             other optimizers do not fit. With None the server uses the algorithm's rate.
         s0: s before the first round. Default: tau^2.
@@ -145,7 +145,7 @@ class Adagrad(Checked):
     eta: float | None = 0.1
     s0: float | None = None
 
-    _intervals = (("beta1", "[0, 1]"), ("tau", "(0, 1e6]"), ("eta", "(0, 1e6]", None), ("s0", "[0, 1e12]", None))
+    _intervals = (("beta1", "[0, 1]"), ("tau", "[1.2e-38, 1e6]"), ("eta", "(0, 1e6]", None), ("s0", "[0, 1e12]", None))
 
     def rate(self, round: int) -> float | None:
         """See ``Optimizer``."""
@@ -239,7 +239,7 @@ def rate_of(optimizer: Optimizer | None, round: int) -> float | None:
     """Return the optimizer's rate of a round, or None if it has none.
 
     Raises:
-        RangeError: the rate is not a finite number > 0.
+        RangeError: the rate is outside the positive range of float32.
         AlgorithmError: the method ``rate`` failed.
     """
     rate = getattr(optimizer, "rate", None)
@@ -250,9 +250,9 @@ def rate_of(optimizer: Optimizer | None, round: int) -> float | None:
         value = None if found is None else float(found)
     except Exception as error:
         failed(optimizer, f"rate({round})", error)
-    if value is None or in_interval(value, POSITIVE):
+    if value is None or in_interval(value, FLOAT32):
         return value
-    raise RangeError(f"{name_of(optimizer)}: rate({round}) must be {describe_interval(POSITIVE)}, got {value}")
+    raise RangeError(f"{name_of(optimizer)}: rate({round}) must be {describe_interval(FLOAT32)}, got {value}")
 
 
 def started(optimizer: Optimizer, n: int) -> Moments:

@@ -20,10 +20,13 @@ from fedcore.validation import (
     describe_interval,
     failed,
     in_interval,
+    is_number,
     name_of,
 )
 
 POSITIVE = "(0, inf)"
+FLOAT32 = "[1.2e-38, 3.4e38]"
+"""The positive numbers that float32 holds in full precision; a rate of a round is one of them."""
 
 
 class Rate(Protocol):
@@ -40,7 +43,7 @@ class Rate(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The rate ``value`` in every round.
+    """The rate ``value`` in every round, in 1.2e-38..3.4e38, the range of float32.
 
     >>> Constant(0.1)(7)
     0.1
@@ -49,7 +52,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        check_number("rate", self.value, POSITIVE)
+        check_number("rate", self.value, FLOAT32)
 
     def __call__(self, round: int) -> float:
         """Return the rate of a round."""
@@ -344,46 +347,36 @@ def as_rate(rate: float | Rate | None) -> Rate:
     if callable(rate):
         return rate
     if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):
-        raise RangeError(f"rate={rate!r}: must be {describe_interval(POSITIVE)} or a function of the round")
-    return Constant(float(rate))
+        raise RangeError(f"rate={rate!r}: must be {describe_interval(FLOAT32)} or a function of the round")
+    return Constant(check_number("rate", rate if is_number(rate) else float(rate), FLOAT32))
 
 
 def rate_at(rate: Rate, round: int) -> float:
-    """Return the rate of a round; raise RangeError if it is not finite and > 0, for example after too much decay."""
-    return float(rate.value) if type(rate) is Constant else _checked_at(rate, round)  # a Constant checks its value
+    """Return the rate of a round; raise RangeError if it is outside ``FLOAT32``, for example after too much decay."""
+    return float(rate.value) if type(rate) is Constant else _checked(rate, f"round {round}", rate, round)
 
 
 @ieee
-def _checked_at(rate: Rate, round: int) -> float:
+def _checked(rate: object, where: str, call: Callable[..., Any], *arguments: int) -> float:
     try:
-        value = float(rate(round))
+        value = float(call(*arguments))
     except Exception as error:
-        failed(rate, f"the rate of round {round}", error)
-    return _check_positive(value, f"round {round}", rate)
+        failed(rate, f"the rate of {where}", error)
+    if not in_interval(value, FLOAT32):
+        raise RangeError(f"rate={value!r}: must be {describe_interval(FLOAT32)} in {where}; correct {name_of(rate)}")
+    return value
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """The rates of a round's steps, counted from 0. A call raises RangeError for a rate that is not finite and > 0."""
+    """The rates of a round's steps, counted from 0. A call raises RangeError for a rate outside ``FLOAT32``."""
 
     rate: Any
     round: int
 
-    @ieee
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""
-        try:
-            value = float(self.rate.of_step(self.round, step))
-        except Exception as error:
-            failed(self.rate, f"of_step({self.round}, {step})", error)
-        return _check_positive(value, f"step {step} of round {self.round}", self.rate)
-
-
-def _check_positive(value: float, where: str, rate: object) -> float:
-    if not in_interval(value, POSITIVE):
-        must = f"must be {describe_interval(POSITIVE)} in {where}"
-        raise RangeError(f"rate={value!r}: {must}; correct {name_of(rate)}")
-    return value
+        return _checked(self.rate, f"step {step} of round {self.round}", self.rate.of_step, self.round, step)
 
 
 def rate_of_steps(rate: Rate, round: int) -> StepRates | None:

@@ -526,7 +526,7 @@ def _row(name: str, leaf: Any, form: TensorForm) -> Any:
     if dtype_name(leaf) != form.dtype:
         return cast(as_array(name, leaf).reshape(-1), form.dtype)
     if isinstance(leaf, np.ndarray):
-        return leaf if leaf.flags.c_contiguous else np.ascontiguousarray(leaf)
+        return np.require(leaf, requirements=["C", "A"])  # a message's payload may be unaligned
     leaf = leaf.contiguous() if hasattr(leaf, "contiguous") else leaf
     # With older versions of torch, numpy() needs 8 us less per tensor than DLPack; bfloat16 requires DLPack.
     is_slow = hasattr(leaf, "numpy") and not _has_c_export(type(leaf)) and form.dtype != "bfloat16"

@@ -103,9 +103,8 @@ class Chain:
             known = NEEDS.keys() - (() if isinstance(rule, RobustRule) else {"previous", "base"})
             for need in rule.needs - known:
                 raise UnknownNameError.of(f"{type(rule).__name__}.needs", need, known)
-            if not (
-                rule.needs & {"steps", "once"} or isinstance(rule, Filter | Scale | Mean | RobustRule | MixingRule)
-            ):
+            acts = isinstance(rule, Filter | Scale | Mean | RobustRule | MixingRule) or rule.needs & {"steps", "once"}
+            if not acts:
                 raise RangeError(f"aggregation: {type(rule).__name__} must derive from Filter, Scale or RobustRule")
         if not rules or not isinstance(rules[-1], Combine):
             rules.append(Mean())

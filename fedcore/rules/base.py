@@ -140,17 +140,14 @@ def are_in(column: Any, group: Group, most: float = math.inf) -> bool:
 
 def are_reasons(reasons: Any, group: Group) -> bool:
     """Whether an object maps indexes of a group's updates to texts."""
-    last = len(group.clients) - 1
-    return isinstance(reasons, Mapping) and all(
-        is_integer(i, 0, last) and isinstance(reason, str) for i, reason in reasons.items()
-    )
+    are_texts = isinstance(reasons, Mapping) and all(isinstance(reason, str) for reason in reasons.values())
+    return are_texts and all(is_integer(i, 0, len(group.clients) - 1) for i in reasons)
 
 
 RESULTS: dict[str, tuple[Callable[..., bool], str]] = {
     "decide": (are_reasons, "reasons by index of an update"),
     "weights": (partial(are_in, most=1.0), "a float64 in [0, 1] for each update"),
     "examples": (are_in, "a float64 in [0, inf) for each update"),
-    "size": (lambda found, *_: is_integer(found, 0), "an integer >= 0"),
-    "least": (lambda found: is_integer(found, 0), "an integer >= 0"),
+    **dict.fromkeys(("size", "least"), (lambda found, *_: is_integer(found, 0), "an integer >= 0")),
 }
 """What the methods of a rule must return."""

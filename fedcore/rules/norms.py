@@ -9,6 +9,7 @@ import numpy as np
 from fedcore.arrays import F64
 from fedcore.rules.base import Combine, Filter, Group, Rule, Scale, Weights
 from fedcore.rules.windows import PARTS, as_float32
+from fedcore.validation import check_integer, check_number, short_repr
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,7 @@ class RejectLong(RatioRule, Filter):
         """Compare each norm with the median of its part."""
         reasons: dict[int, str] = {}
         for name, median in group.medians.items():
-            if median is None:
-                continue
-            most = as_float32(self.ratio * median)
+            most = np.inf if median is None else as_float32(self.ratio * median)
             for i, norm in enumerate(group.norms[name]):
                 if norm > most:
                     above = f"exceeds {self.ratio:g} x the median {median:g} (RejectLong)"
@@ -124,11 +123,18 @@ class Mean(Combine):
         weights: numbers >= 0 that replace the numbers of examples, for methods that weight by examples: by client, or a
             function of one client's ``fedcore.algorithms.Claims``, such as ``lambda claims: np.sqrt(claims.examples)``.
             A folder does not store them; pass them to ``Server.load`` again.
+
+    Raises:
+        RangeError: there is no number, or one is negative or not finite.
     """
 
     weights: Weights | None = None
 
     def __post_init__(self) -> None:
         weights: Any = self.weights
-        if not isinstance(weights, Mapping) and hasattr(weights, "__len__"):  # entry i of a list belongs to client i
-            object.__setattr__(self, "weights", dict(enumerate(weights)))
+        if hasattr(weights, "__len__"):
+            weights = weights if isinstance(weights, Mapping) else dict(enumerate(weights))  # entry i of client i
+            check_integer("weights: the number of clients", len(weights), 1)
+            for client, weight in weights.items():
+                check_number(f"weights[{short_repr(client)}]", weight, "[0, inf)")
+            object.__setattr__(self, "weights", weights)

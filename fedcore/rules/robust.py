@@ -48,8 +48,7 @@ class Combination:
         """
         mixing = self.mixing
         if self.weights is not None:
-            weights = self.shares(len(ys))
-            assert weights is not None
+            weights: Any = self.shares(len(ys))
             used = np.flatnonzero(weights)
             bases, ys = _chosen(used, bases, ys)
             kernels.accumulate(None, bases, ys, scales[used], weights[used], out=out)
@@ -112,11 +111,13 @@ class ByzantineRule(RobustRule):
     f: int = 1
 
     _intervals = (("f", (0, 2**31)),)
+    _least = 2, 1
+    """a and b, if the rule needs a f + b updates."""
 
     @property
     def least(self) -> int:
-        """2 f + 1."""
-        return 2 * self.f + 1
+        """2 f + 1 unless the rule says otherwise."""
+        return self._least[0] * self.f + self._least[1]
 
 
 # Order statistics of each column.
@@ -159,10 +160,7 @@ class Krum(ByzantineRule):
     Of equal scores, the first client's by id wins; in a buffer the first to arrive. A round needs 2 f + 3 updates.
     """
 
-    @property
-    def least(self) -> int:
-        """2 f + 3."""
-        return 2 * self.f + 3
+    _least = 2, 3
 
     def combine(self, k: int, products: Callable[[], F64]) -> Combination:
         """The mean of the best one."""
@@ -197,10 +195,7 @@ class Bulyan(ByzantineRule):
     4 f + 3 updates. Source: El Mhamdi, Guerraoui, Rouault, ICML 2018.
     """
 
-    @property
-    def least(self) -> int:
-        """4 f + 3."""
-        return 4 * self.f + 3
+    _least = 4, 3
 
     def combine(self, k: int, products: Callable[[], F64]) -> Combination:
         """The k - 4 f nearest of the chosen."""
@@ -357,10 +352,9 @@ class Bucketing(MixingRule):
 
     def matrix(self, k: int, products: Callable[[], F64], round: int) -> F64:
         """A row for each bucket."""
-        order, weights = permutation(k, seed=self.seed, round=round, purpose="buckets"), np.zeros((self.size(k), k))
-        for bucket, row in enumerate(weights):
-            members = order[bucket * self.s : (bucket + 1) * self.s]
-            row[members] = 1 / len(members)
+        order = permutation(k, seed=self.seed, round=round, purpose="buckets")
+        bucket, weights = np.arange(k) // self.s, np.zeros((self.size(k), k))
+        weights[bucket, order] = 1 / np.bincount(bucket)[bucket]
         return weights
 
 
@@ -379,30 +373,25 @@ def product(a: F64, b: F64) -> F64:
 def squared_distances(products: F64) -> F64:
     """Return |h_i - h_j|^2 of vectors with these inner products, float64[k, k]; zero for equal vectors."""
     squares = np.diag(products)
-    distances: F64 = np.maximum(squares[:, None] + squares[None] - 2 * products, 0.0)
-    return distances
+    return np.asarray(np.maximum(squares[:, None] + squares[None] - 2 * products, 0.0))
 
 
 def _distances(products: F64, weights: F64) -> F64:
     """Return |h_i - sum_j weights[j] h_j| of each vector."""
     to_center = product(products, weights[:, None])[:, 0]
     squares = np.diag(products) - 2 * to_center + _sum(weights * to_center)
-    distances: F64 = np.sqrt(np.maximum(squares, 0.0))
-    return distances
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
 def _scores(distances: F64, f: int) -> F64:
     """Return Krum's scores."""
     k = len(distances)
     others = np.sort(distances + np.diag(np.full(k, np.inf)), axis=1)
-    scores: F64 = np.cumsum(others, axis=1)[:, max(k - f - 2, 1) - 1] if k > 1 else np.zeros(k)
-    return scores
+    return np.asarray(np.cumsum(others, axis=1)[:, max(k - f - 2, 1) - 1] if k > 1 else np.zeros(k))
 
 
 def _mean_of(chosen: npt.NDArray[np.int64], k: int) -> Combination:
-    weights = np.zeros(k)
-    weights[chosen] = 1 / len(chosen)
-    return Combination(weights)
+    return Combination(np.isin(np.arange(k), chosen) / len(chosen))
 
 
 def _clipping(norms: F64, most: float) -> F64:

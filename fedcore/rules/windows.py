@@ -69,10 +69,6 @@ class NormWindow:
             norms = sorted([*self._sorted, *own]) if 2 * len(own) >= len(beside) or self.norms else []
         return norms[(len(norms) - 1) // 2] if norms else None
 
-    def copied(self) -> "NormWindow":
-        """Return a window with the same norms."""
-        return NormWindow(self.norms)
-
     def packed(self) -> F32:
         """Return the norms as float32[WINDOW], with NaN after the last: a folder has a file for each vector size."""
         vector = np.full(WINDOW, np.nan, np.float32)
@@ -125,8 +121,7 @@ class ClaimWindow:
 
     def add(self, claims: F64) -> None:
         """Add claims > 0; a full window drops its oldest claims. A weight of the caller may be zero."""
-        if len(claims) and not core.column_range(claims)[0] > 0:
-            claims = claims[claims > 0]
+        claims = claims[claims > 0]
         if not len(claims):
             return
         if self._count == WINDOW and self._range[0] == self._range[1] and core.column_range(claims) == self._range:

@@ -14,6 +14,7 @@ from fedcore import kernels
 from fedcore.algorithms import Claims
 from fedcore.algorithms.base import NOTHING, H
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
+from fedcore.errors import RangeError
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.forms import CHANGE
 from fedcore.options import RoundPolicy, Settings
@@ -330,6 +331,8 @@ MOST_EXACT = 2.0**50
 """Bound of a round's sum of |w_i h_i| in an exact sum: a quarter of its range, since rows and anchors add to it."""
 LONGEST = 1e30
 """Bound of |w_i h_i| in a float32 sum: 10^8 such updates stay in range."""
+LEAST_EXACT, LEAST_FLOAT32, LEAST_FLOAT64 = 2.0**-40, 2.0**-100, 2.0**-900
+"""The least W that may divide each sum. A term of an exact sum has an error of at most 2^-61, so 2^-21 in the mean."""
 FARTHEST = 1e34
 """Bound of the length of a server's step: thousands of steps stay within float32's range."""
 SQUARED = 1e15
@@ -379,6 +382,7 @@ class Sum:
         if algorithm.keeps_total or algorithm.keeps_rows or self._exact or settings.rules.private:
             dtype = np.float64
         self._value, self._spare = _two(layout.n, dtype, exact=self._exact, device=device)
+        self._least = LEAST_EXACT if self._exact else LEAST_FLOAT32 if dtype == "float32" else LEAST_FLOAT64
         self._pool = vectors if dtype == "float32" and layout.n >= LARGE else None  # has the spare between two rounds
         self._changes, self._spare_changes = None, None
         if algorithm.sums_changes:
@@ -474,7 +478,7 @@ class Sum:
         """Return the sums of a whole cohort that only adds h, and measure it; None if an update may not count."""
         ys, scales, weights = batch.vectors, batch.scales, batch.weights
         W: float = core.column_sum(0.0, weights, None)
-        if not W > 0:
+        if not self._least <= W:
             return None
         with span("fold", None, (batch.bases, ys, self._spare)):
             squares = kernels.accumulate(None, batch.bases, ys, scales, weights, out=self._spare)
@@ -523,6 +527,16 @@ class Sum:
         weights = math.fsum(self._weights), math.fsum(self._buffer_weights)
         exact = self._value.cut(slice(0, p)), self._changes
         return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
+
+    def require_precise(self, result: Result, share: float) -> None:
+        """Raise RangeError if the mean of a sum would lose digits, as W is too small; ``share`` is about 1 / W."""
+        divisors = [1 / share] if (share := abs(share * result.times)) else []
+        divisors += [result.buffer_weight] if len(result.buffers) and result.buffer_weight > 0 else []
+        if divisors and (W := min(divisors)) < self._least:
+            raise RangeError(
+                f"weights: they sum to {W:g} in round {self._round}; below {self._least:g} the sums lose digits, so x "
+                'stays as it was; scale weights and examples up (QFedAvg: lower q), or use accumulator="float64"'
+            )
 
     def total(
         self, batch: UpdateBatch, rules: Chain, ledger: Ledger, center: F32 | None, *, has_noise: bool = False
@@ -582,9 +596,7 @@ class Sum:
         combination.write(*vectors, result.A)
         result = result._replace(times=result.W * (1.0 if form.r or form.q else form.h))
         if more:
-            center: F32 = empty(p, device=self._device)
-            kernels.combine([result.A], [1.0], center)
-            result = result._replace(center=center)
+            result = result._replace(center=kernels.combine([result.A], [1.0], empty(p, device=self._device)))
         if result.buffer_weight > 0 and self._layout.n > p:
             unchanged = zeros(self._layout.n - p, device=self._device)
             bases, ys = self._cut_updates(batch, slice(p, self._layout.n))
@@ -604,9 +616,7 @@ class Sum:
             term: F32 = empty(self._layout.n_parameters, device=self._device)
             row = self._store.read(client) if form.r else None
             given = [(vector, c) for vector, c in ((row, form.r), (anchor, form.q)) if vector is not None and c]
-            if given:
-                kernels.combine([vector for vector, _ in given], [c for _, c in given], term)
-            acc = term if given else None
+            acc = kernels.combine([vector for vector, _ in given], [c for _, c in given], term) if given else None
             kernels.accumulate(acc, [base], [y], np.array([scale]), np.array([form.h]), out=term)
             yield term
 

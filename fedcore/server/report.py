@@ -43,16 +43,18 @@ KINDS_LISTED = 5
 """The number of kinds of rejections, or of clients, in a message; clients can cause any number of them."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Report(Represented):
-    """The outcome of one round.
+    """The outcome of one round. Each object equals only itself, as its columns are arrays.
 
     Attributes:
         round: its number, counted from 0.
-        accepted: the clients whose updates count, in the order of ``add``.
+        accepted: the clients whose updates count, in the order of ``add``; with exact sums and robust rules in that
+            of the ids, except for robust rules in a buffer.
         rejected: (client, reason) of rejected updates: the first one of each registered client, and up to 1,000 others.
         steps: the sum of the accepted clients' local steps.
-        norms: float64[len(accepted)], |h_i|, the norms of the clients' mean gradients.
+        norms: float64[len(accepted)], factor_i |h_i|, the norms of the clients' mean gradients times ``factors``, with
+            h_i = x - y_i where models are averaged.
         weights: float64[len(accepted)], w_i, the method's weights, not divided by their sum.
         factors: float64[len(accepted)], the factors by which rules and ``RoundPolicy(discount=)`` scaled the updates; 1
             if unscaled.
@@ -251,13 +253,6 @@ def rejection_summary(rejected: Iterable[tuple[ClientId, str]]) -> str:
     return "; ".join([*listed, f"{others} x other reasons"] if others else listed)
 
 
-def warn_if_all_rejected(report: Report, logger: Logger) -> None:
-    """Log a warning if a round rejected all updates."""
-    if report.rejected and not report.accepted:
-        summary = rejection_summary(report.rejected)
-        logger.warning("round %d accepted no update and rejected %d: %s", report.round, len(report.rejected), summary)
-
-
 def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int | None, logger: Logger) -> None:
     """Log a warning if reported steps or examples were capped."""
     if most_steps is not None:
@@ -272,8 +267,11 @@ def warn_if_capped(round: int, lowered: Sequence[CappedClaim], most_steps: int |
         )
 
 
-def tell(callbacks: Iterable[Callable[[Report], object]], report: Report, logger: Logger) -> None:
-    """Call the callbacks with the report of a finished round, and log their exceptions."""
+def announce(report: Report, callbacks: Iterable[Callable[[Report], object]], logger: Logger) -> None:
+    """Warn if a finished round rejected all updates; then call the callbacks, and log their exceptions."""
+    if report.rejected and not report.accepted:
+        summary = rejection_summary(report.rejected)
+        logger.warning("round %d accepted no update and rejected %d: %s", report.round, len(report.rejected), summary)
     for callback in callbacks:
         try:
             callback(report)

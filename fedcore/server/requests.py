@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -140,13 +141,11 @@ def without_part(state: State, client: ClientId) -> Snapshot:
 
     total: Any = now.total if now.exact_total is None else now.exact_total
     add: Any = plain if now.exact_total is None else exact
+    zero: Any = partial(zeros, dtype=np.float64) if now.exact_total is None else ExactSum.zeros
     try:
         total = add(total, client, -1)
     except CorruptionError:
-        if now.exact_total is None:
-            total = zeros(store.n, np.float64, device=device)
-        else:
-            total = ExactSum.zeros(store.n, device=device)
+        total = zero(store.n, device=device)
         for other in store.registry:
             with suppress(CorruptionError):  # a sum must not include a part that cannot be read
                 if other != client:

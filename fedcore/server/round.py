@@ -30,20 +30,12 @@ from fedcore.errors import (
 )
 from fedcore.options import Callback, Storage
 from fedcore.profiling import begin, span
-from fedcore.runtime import uninterrupted
+from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server.aggregation import NO_COUNT, UpdateBatch
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
-from fedcore.server.report import (
-    Attendance,
-    Rejected,
-    Report,
-    report_of,
-    tell,
-    warn_if_all_rejected,
-    warn_if_capped,
-)
+from fedcore.server.report import Attendance, Rejected, Report, announce, report_of, warn_if_capped
 from fedcore.server.state import NewClients, State
 from fedcore.server.update import (
     ACCEPTED,
@@ -62,7 +54,7 @@ from fedcore.server.update import (
 )
 from fedcore.server.validation import NOT_FINITE, Decision, ReadUpdate, Validator, Weighing
 from fedcore.store.registry import ClientId, Registry
-from fedcore.validation import Represented, check_number, describe_integers, is_integer, listed, rejection_reason
+from fedcore.validation import Represented, check_integer, check_number, is_integer, listed, rejection_reason
 
 LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
@@ -73,9 +65,10 @@ ANY_EXAMPLES, SAME_EXAMPLES = -1, 2
 IN_PARTIAL = "client: already part of a partial sum of this round; limit an edge with add_partial_sum(clients=...)"
 
 
-class OpenRound(Represented):
+class OpenRound(Represented, Unpicklable):
     """Base class of the rounds of servers and networks: one call at a time, the rejections, and the context manager."""
 
+    _instead = "finish it, or abort it, and pickle its report"
     report: Report | None = None
     is_open = True
     _is_ending = False  # whether a signal handler called ``abort`` in a call, which then aborts the round
@@ -152,8 +145,7 @@ class OpenRound(Represented):
 
     def _announce(self, report: Report) -> None:
         """Warn if the round rejected all updates, and call the callbacks."""
-        warn_if_all_rejected(report, self._logger)
-        tell(self._callbacks, report, self._logger)
+        announce(report, self._callbacks, self._logger)
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -395,7 +387,8 @@ class Round(OpenRound):
         self._require_open()
         sent = None, steps, examples, lr, None, count, round, kind, False, weight, loss, update_id
         update = Update(client, *sent)
-        client = self._check(update, self._clients)
+        client = self._clients.check(client)
+        self.require_valid([update])
         layout, algorithm = self._settings.layout, self._settings.algorithm
         if self._staging is None:
             pool = self._state.update_buffers if self._state.upload is None else BufferPool(layout.n)
@@ -432,15 +425,19 @@ class Round(OpenRound):
             For each update, whether it is accepted so far, as ``add``; ``report.rejected`` is final.
 
         Raises:
-            RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``.
+            RoundError, UnknownClientError, UnknownNameError, RangeError: as ``add``. No update was added.
         """
-        began, listed = time.perf_counter(), updates if type(updates) is list else list(updates)
+        began, given = time.perf_counter(), updates if type(updates) is list else listed("updates", updates)
         self._require_open()
         try:
-            if (replies := self._add_plain(listed) or self._add_new(listed)) is not None:
+            if (replies := self._add_plain(given)) is None:
+                self.require_valid(given)
+                list(map(self._clients.check, [one.client for one in given]))
+                replies = self._add_new(given)
+            if replies is not None:
                 return replies
-            ways = (self._add_one,) if len(listed) == 1 else (self._add_plain, self._add_new, self._add_one)
-            return [reply for one in listed for reply in next(filter(None, (way([one]) for way in ways)))]
+            ways = (self._add_one,) if len(given) == 1 else (self._add_plain, self._add_new, self._add_one)
+            return [reply for one in given for reply in next(filter(None, (way([one]) for way in ways)))]
         finally:
             if self.attendance.policy.grace and self.is_open:
                 self.attendance.note(self._accepted, self._rejected)
@@ -658,23 +655,21 @@ class Round(OpenRound):
             raise RangeError(f"round={update.round}: the server has forgotten the ids of updates of so early a round")
         return False
 
-    def _check(self, update: Update, registry: Registry) -> ClientId:
-        """Return the client's id; raise for mistakes of the caller, not of the client."""
-        client = registry.check(update.client)
-        update.require_kind()
-        if update.weight is not None:
-            if not self.takes_weights:
-                raise RangeError("weight: partial sums weight updates by the method; leave weight out")
-            if not self._settings.algorithm.weighs_claims:
-                raise RangeError(f"weight: {self._settings.algorithm} does not weight by examples; leave weight out")
-            check_number("weight", update.weight, "[0, inf)")
-        most = 1 if self._settings.algorithm.updates_once or self._settings.rules.private else 2**31
-        if not is_integer(update.count, 1, most):
-            allowed = (
-                describe_integers(1, most) if most > 1 else "1, because the method accepts each client once per round"
-            )
-            raise RangeError(f"count={update.count!r}: must be {allowed}")
-        return client
+    def require_valid(self, updates: Iterable[Update]) -> None:
+        """Raise for mistakes of the caller, not of a client."""
+        algorithm = self._settings.algorithm
+        most = 1 if algorithm.updates_once or self._settings.rules.private else 2**31
+        for update in updates:
+            if not isinstance(update, Update):
+                raise RangeError(f"updates: must be a list of fedcore.Update, got {type(update).__name__} in it")
+            update.require_kind()
+            if update.weight is not None:
+                if not self.takes_weights:
+                    raise RangeError("weight: partial sums weight updates by the method; leave weight out")
+                if not algorithm.weighs_claims:
+                    raise RangeError(f"weight: {algorithm} does not weight by examples; leave weight out")
+                check_number("weight", update.weight, "[0, inf)")
+            check_integer("count", update.count, 1, most)
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -751,7 +746,7 @@ class Round(OpenRound):
 
     def _read(self, update: Update) -> tuple[ClientId, ReadUpdate | str | None]:
         """Return the client, and the update, the reason of a rejection, or None for a copy of an update that counts."""
-        client = self._check(update, self._clients)
+        client = self._clients.check(update.client)
         try:
             if self._is_copy(update, client):
                 return client, None
@@ -920,8 +915,9 @@ class Round(OpenRound):
         immutable."""
         keys = self._keys_of(batch) if decision.rejected else []
         for i, reason in sorted(decision.rejected.items()):
-            if reason == NOT_FINITE and (name := self._state.first_not_finite(batch.vectors[i])):
-                reason = f"{reason}, in {name}"
+            if reason == NOT_FINITE:
+                name = self._state.first_not_finite(batch.vectors[i])
+                reason += f", in {name}" if name else f", with the weight {batch.weights[i]:g}"
             self._known.discard(keys[i])
             self._ids.drop(keys[i])
             self._rejected.append((batch.clients[i], reason))
@@ -944,6 +940,8 @@ class Round(OpenRound):
             TooFewUpdatesError: a robust rule needs more updates; the round stays open.
             DivergedError: the rates would make x infinite or NaN; the round is rolled back. An update that could cause
                 this was rejected before.
+            RangeError: the sum of the weights is too small for the sums (see ``Update.weight``); the round is rolled
+                back.
         """
         state: Any = getattr(self, "_state", None)  # a closed round has no state
         with span("round", state):

@@ -15,7 +15,7 @@ from fedcore import kernels
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
-from fedcore.arrays import F32, F64, Library, copied, empty, freeze, to_host, zeros
+from fedcore.arrays import F32, Library, copied, empty, freeze, to_host, zeros
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.model import Layout, Model, Safetensors
 from fedcore.model.files import write_flat
@@ -63,7 +63,7 @@ from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
 from fedcore.store.reader import ReadRows
 from fedcore.store.registry import ClientId, Clients
-from fedcore.validation import Represented, absolute, check_integer, listed, require_objects
+from fedcore.validation import Represented, absolute, check_integer, listed, require_objects, short_repr
 
 
 class Server(Represented, Unpicklable):
@@ -186,6 +186,8 @@ class Server(Represented, Unpicklable):
     def _start(self, backend: Any, place: tuple[Any, ...], callbacks: Sequence[Callback], model: Any = None) -> None:
         self._backend: State = backend
         self._place, self.callbacks = place, tuple(listed("callbacks", callbacks))
+        if wrong := [one for one in self.callbacks if not callable(one)]:
+            raise RangeError(f"callbacks: must be functions of a Report, got {short_repr(wrong[0])}")
         base = model.tensors if isinstance(model, Model) else model
         self._base = base if isinstance(base, Safetensors) else None
         self._round_lock = RoundLock()
@@ -602,8 +604,7 @@ class Server(Represented, Unpicklable):
         """Return c_i, float64[n_parameters], which MimiC adds to the client's next mean gradient; else zeros."""
         if not self.algorithm.keeps_history:
             return zeros(self.layout.n_parameters, np.float64, device=self.device)
-        correction: F64 = self._backend.read(requests.Correction(client=self._backend.registry.check(client)))
-        return correction
+        return self._backend.read(requests.Correction(client=self._backend.registry.check(client)))
 
     def total(self) -> npt.NDArray[np.float64] | None:
         """Return T, float64[n_parameters]; None where the method keeps no total."""
@@ -622,7 +623,7 @@ class Server(Represented, Unpicklable):
         Cost: one commit, on average independent of the number of clients.
         """
         self._between_rounds()
-        ids, sizes = ids_of(clients)
+        ids, sizes = ids_of(clients[()] if isinstance(clients, np.ndarray) else clients)
         if ids:
             self._backend.apply(requests.AddClients(sizes, clients=ids))
 
@@ -856,9 +857,9 @@ class Server(Represented, Unpicklable):
             of the clients' ids), and ``ages`` has the ages. The same updates in this order give the same bits.
 
         Raises:
-            RangeError: the server is not asynchronous, or as ``Round.add``.
-            UnknownNameError, DivergedError: as ``Round.add`` and ``Round.finish``. The report lists updates of clients
-                that are not registered, or no longer, as rejected.
+            RangeError, UnknownNameError: the server is not asynchronous, or as ``Round.add``; no update was added.
+            DivergedError, RangeError: as ``Round.finish``; the rounds that the call closed before stay closed. The
+                report lists updates of clients that are not registered, or no longer, as rejected.
 
         Cost: that of ``Round.add_batch``, and of a step for each closed round.
 
@@ -874,17 +875,18 @@ class Server(Represented, Unpicklable):
         >>> report.ages, report.factors.round(3), server.x.round(3)
         (array([1, 0]), array([0.707, 1.   ]), array([4.914], dtype=float32))
         """
-        listed, reports, start = list(updates), [], 0
+        given, reports, start = listed("updates", updates), [], 0
         with self._round_lock.pushing:
+            self.open_buffer(newcomers=newcomers).require_valid(given)
             while True:
                 opened = self.open_buffer(newcomers=newcomers)
                 is_due = opened.may_close() is not None and bool(opened.clients)
                 if is_due:
                     reports.append(opened.finish())
-                if start >= len(listed):
+                if start >= len(given):
                     return reports
                 if not is_due:
-                    start += opened.fill(listed[start:])
+                    start += opened.fill(given[start:])
 
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.
@@ -893,10 +895,11 @@ class Server(Represented, Unpicklable):
         or 16-bit floats in a list are copied before the fold: 4 n bytes for each.
         """
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
-        listed = list(updates) if isinstance(updates, list | tuple) else None
-        batch_size = self.settings.batch_size if listed is None else len(listed) + 1
-        with span("round", self._backend), self._open(batch_size, may_hold=listed is not None) as opened:
-            for some in kept_batches(updates, batch_size) if listed is None else [listed]:
+        is_lazy = isinstance(updates, Iterable) and not isinstance(updates, list | tuple)
+        given = None if is_lazy else listed("updates", updates)
+        batch_size = self.settings.batch_size if given is None else len(given) + 1
+        with span("round", self._backend), self._open(batch_size, may_hold=given is not None) as opened:
+            for some in kept_batches(updates, batch_size) if given is None else [given]:
                 opened.add_batch(some)
             return opened.finish()
 

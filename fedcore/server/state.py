@@ -221,12 +221,10 @@ class Newcomers:
         if self.population is None:
             return now.population
         clients = set(accepted if self.accepted is None else self.accepted)
-        stays = [client in clients for client in self.ids]
-        for client, stay in zip(self.ids, stays, strict=True):
-            if not stay:
-                self._store.forget(client)
-        joined = [client for client, stay in zip(self.ids, stays, strict=True) if stay]
-        sizes = self._sizes and [size for size, stay in zip(self._sizes, stays, strict=True) if stay]
+        joined = [client for client in self.ids if client in clients]
+        for client in [one for one in self.ids if one not in clients]:
+            self._store.forget(client)
+        sizes = self._sizes and [size for one, size in zip(self.ids, self._sizes, strict=True) if one in clients]
         population = self._joined(now, joined, sizes)
         if population.total and self._weighs_shares:
             self.share_of_total = self.population.total / population.total
@@ -279,7 +277,8 @@ class AwaitedClients:
         now = waiting_for, len(state.registry) if waiting_for else 0
         changed, self._last = now != self._last, now
         warns = not changed and not self._warned
-        if not waiting_for or not (changed or warns) or not logger.isEnabledFor(WARNING if warns else INFO):
+        level = WARNING if warns else INFO
+        if not waiting_for or not (changed or warns) or not logger.isEnabledFor(level):
             return
         self._warned |= warns
         if not (missing := state.without_row(self.NAMED)):  # each has just left a group, which its first update lacks
@@ -287,10 +286,8 @@ class AwaitedClients:
         count = waiting_for if len(missing) == self.NAMED else len(missing)
         more = f", and {count - len(missing)} more" if count > len(missing) else ""
         line = f"x is unchanged: waiting for {count} of {now[1]} clients: {', '.join(map(repr, missing))}{more}"
-        if changed:
-            logger.info("%s", line)
-        else:
-            logger.warning("%s; use MIFA(wait=False) to start without them, or remove_client() to remove one", line)
+        hint = "; use MIFA(wait=False) to start without them, or remove_client() to remove one" if warns else ""
+        logger.log(level, "%s%s", line, hint)
 
 
 class OpenStep(Protocol):
@@ -573,7 +570,7 @@ class State:
             # c = T / N was sent before newcomers were registered
             N=max(1, self.newcomers.before if self.newcomers.ids else N) if algorithm.direction.from_mean else N,
             devices=N + len(population.included) + population.unnamed,
-            W=result.W * share,
+            W=result.W and max(result.W * share, 2.0**-1000),  # 1 / W is finite, for ``require_precise``
             rows=len(self.store) + rounds.count(None),
             claims=batch.claims if most_steps is None else replace(batch.claims, steps=steps),
             weights=batch.weights,
@@ -603,6 +600,7 @@ class State:
             step = check_step(algorithm, step)
             if share != 1:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
+            self._sum.require_precise(result, step.v.A)
             # Set even if x waits: the next round may step without clients.
             changes["gamma"] = step_length(settings, now, cohort, step.gamma)
             gamma = changes["gamma"] if moves else 0.0

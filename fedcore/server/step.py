@@ -855,7 +855,7 @@ class ModelStep:
     def _average_buffers(self, now: Snapshot, x: F32, result: Result) -> float:
         """Write the cohort's mean of the float buffers into the end of x; return its squared norm."""
         p = self._settings.layout.n_parameters
-        _, square = kernels.server_step(
+        return kernels.server_step(
             result.buffers,
             None,
             now.x[p:],
@@ -864,5 +864,4 @@ class ModelStep:
             v=self._buffer_v,
             total_out=None,
             x_out=x[p:],
-        )
-        return square
+        )[1]

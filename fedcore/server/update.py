@@ -52,7 +52,7 @@ from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId, canonical
 from fedcore.store.slots import checksums
-from fedcore.validation import describe_value, is_integer, numbers, rejection_reason, short_repr
+from fedcore.validation import check_integer, describe_value, numbers, rejection_reason, short_repr
 
 # Slices of vectors, one per shard of a server: arrays, or references to arrays in other processes.
 
@@ -202,7 +202,8 @@ class Update(NamedTuple):
             the broadcast one needs ``Limits(max_client_lr=...)``. Default: the broadcast rate.
         control: float32[n_parameters], the second vector, if the method needs one: the mean of the client's gradients
             before any correction, or the change of the row if the client keeps it.
-        count: how many times the client was drawn (sampling with replacement).
+        count: how many times the client was drawn (sampling with replacement). It must be 1 if the method accepts each
+            client once per round, and with ``PrivateMean``.
         round: the round of the x from which the client started. A late update is measured against that x
             (``RoundPolicy(max_staleness=...)``). Default: the open round.
         kind: "model"; "delta", the difference y - x in the forms of a model; or "gradient", float32[n_parameters], the
@@ -212,7 +213,8 @@ class Update(NamedTuple):
             ``Round.buffer``. It folds any other vector at once, and the caller may then reuse it. torch refuses to
             resize the storage of a tensor that was read.
         weight: a number >= 0 that replaces n_i as the weight, for methods that weight by examples. Limits of examples
-            do not apply to it. Default: n_i.
+            do not apply to it. The weights of a round must not sum to less than 2^-40 in exact sums, or 2^-100 in
+            float32 sums, unless all are 0. Default: n_i.
         loss: F_i >= 0, the mean loss of x over the client's examples before its steps, for methods that weight by it
             (``Broadcast.needs_loss``).
         update_id: the id of this update among those of its client: a str of 1..100 bytes in UTF-8, or an int in
@@ -375,7 +377,7 @@ def kept_batches(updates: Iterable[Update], most: int) -> Iterator[list[Update]]
     batch: list[Update] = []
     for update in timed("clients", iter(updates)):
         batch.append(update)
-        if len(batch) == most or update.keep is not True:
+        if len(batch) == most or getattr(update, "keep", False) is not True:
             yield batch
             batch.clear()  # the consumer may hold the list, which must not keep the arrays
     if batch:
@@ -699,8 +701,7 @@ class Incoming:
                 indices, lies outside the tensor, or overlaps a part that was written before; nothing was written.
         """
         self._require_open()
-        if not is_integer(start, 0):
-            raise RangeError(f"start={start!r}: must be an integer >= 0")
+        start = check_integer("start", start, 0, 2**53)
         if name in {piece.name for piece in self._layout.outside}:
             if start or name in self._outside:
                 raise RangeError(f"{name}: the tensor is not averaged; send it once, as a whole")
@@ -791,7 +792,7 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None, layout: L
     chunk, scales = own_class(name, chunk), own_class("scales", scales)
     if scales is None:
         if block is not None:
-            raise RangeError(f"{name}: block={block!r} is for codes; pass their scales, or leave block out")
+            raise RangeError(f"{name}: block={short_repr(block)} is for codes; pass their scales, or leave block out")
         is_plain = isinstance(chunk, BYTES)
         shape = () if is_plain else tuple(getattr(chunk, "shape", ()))
         size = memoryview(chunk).nbytes // 4 if is_plain else math.prod(shape)
@@ -812,9 +813,8 @@ def _read_codes(name: str, chunk: Any, scales: Any, block: int | None, layout: L
     factors = np.array(as_array("scales", scales) if hasattr(scales, "dtype") else own_classes("scales", scales))
     if numbers.dtype != np.int8 or factors.dtype != np.float32:
         raise DtypeError(f"{name}: expected int8 codes with float32 scales, got {numbers.dtype} with {factors.dtype}")
-    block = max(len(numbers), 1) if block is None else block
-    if not is_integer(block, 1):
-        raise RangeError(f"block={block!r}: must be an integer >= 1")
+    most = max(len(numbers), 1)
+    block = most if block is None else min(check_integer("block", block, 1), most)
     if factors.size != (due := -(-len(numbers) // block)):
         raise ShapeError(
             f"{name}: {len(numbers):,} codes in blocks of {block} need {due:,} scales, got {factors.size:,}"

@@ -222,11 +222,13 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
     # An edge does not know the server's counters, but their shape and another axis.
     counters = {name: one for name, one in sent.items() if one.shape != now[name].shape and kind != "delta"}
     for piece in [piece for piece in layout.constants if piece.name in sent]:
+        new, old = sent[piece.name], now[piece.name]
         if is_flag(piece):
-            if kind == "model" and not _is_constant(sent[piece.name], now[piece.name], kind):
-                require_flag(piece.name, sent[piece.name], now[piece.name])
-                counters[piece.name] = sent[piece.name].astype(now[piece.name].dtype)  # a difference names no value
-        elif not _is_constant(sent[piece.name], now[piece.name], kind):
+            if kind == "model" and not _is_constant(new, old, kind):
+                if new.dtype.kind == "f" and (np.isnan(new) & ~np.isnan(old)).any():
+                    raise RangeError(f"{piece.name}: has a NaN, and the server's value has none")
+                counters[piece.name] = new.astype(old.dtype)  # a difference names no value
+        elif not _is_constant(new, old, kind):
             raise RangeError(
                 f"{piece.name}: it differs from the server's values; {piece.dtype} tensors of this size are not "
                 "averaged and must be equal. If clients have their own, pass Model(personal=...); for counts such as "
@@ -245,12 +247,6 @@ def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -
             raise RangeError(f"{name}={max(after)}: must be at most {max(most)}")
         counters[name] = np.array([*map(max, after, before)], now[name].dtype).reshape(piece.shape)
     return counters
-
-
-def require_flag(name: str, sent: npt.NDArray[Any], now: npt.NDArray[Any]) -> None:
-    """Raise RangeError if a flag has a NaN where the server's value has none."""
-    if sent.dtype.kind == "f" and (np.isnan(sent) & ~np.isnan(now)).any():
-        raise RangeError(f"{name}: has a NaN, and the server's value has none")
 
 
 def _is_constant(sent: npt.NDArray[Any], now: npt.NDArray[Any], kind: Kind) -> bool:
@@ -383,7 +379,7 @@ class Validator:
     def _follow(self, ratio: float) -> None:
         """Add the norms of rejected updates; let the medians follow if more than half of all norms are too long."""
         for name, accepted in self._norms.items():
-            received = self._received.get(name) or accepted.copied()
+            received = self._received.get(name) or NormWindow(accepted.norms)
             for norms in self._too_long.values():
                 received.add(norms.get(name, 0.0))
             if len(received) >= FEW and (median := received.median()) is not None:

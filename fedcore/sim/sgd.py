@@ -64,9 +64,7 @@ class FlatModel:
             if piece.kind == "parameter":
                 tensor.grad = self.grad[piece.start : piece.stop].view(piece.shape)
         ranges = {piece.name: slice(piece.start, piece.stop) for piece in self.layout.slices}
-        self.frozen = [
-            ranges[name] for name, one in module.named_parameters() if name in ranges and not one.requires_grad
-        ]
+        self.frozen = [ranges[k] for k, one in module.named_parameters() if k in ranges and not one.requires_grad]
         self._others = {name: one.clone() for name, one in module.named_buffers() if name not in ranges}
 
     def load(self, x: F32, others: Mapping[str, Vector] | None = None) -> None:

@@ -96,7 +96,7 @@ def test_a_folder_from_before_the_optimizers_rates(tmp_path):
 def test_an_unknown_name_and_wrong_numbers_are_refused():
     with pytest.raises(UnknownNameError, match=r"^optimizer\b.*Adam"):
         optimizers.named("Adma")
-    for wrong in (dict(beta2=1.5), dict(tau=0.0), dict(beta1=-0.1)):
+    for wrong in (dict(beta2=1.5), dict(tau=0.0), dict(tau=1e-40), dict(beta1=-0.1)):
         with pytest.raises(RangeError):
             optimizers.Adam(**wrong)
 

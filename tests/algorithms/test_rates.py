@@ -14,14 +14,11 @@ from fedcore.algorithms import rates
 def test_rates_by_hand():
     assert [rates.Exponential(8, 0.5)(t) for t in range(4)] == [8, 4, 2, 1]
     assert rates.Constant(3)(100) == 3
+    assert [rates.Staircase(12)(t) for t in range(4)] == [12, 6, 4, 3]
     assert rates.as_rate(0.1)(7) == 0.1
     twice = lambda round: 2.0 * round  # noqa: E731
     assert rates.as_rate(twice) is twice
     assert [rates.Horizon(L=5, K=4, T=100)(t) for t in (0, 9)] == [0.04, 0.04]
-
-
-def test_the_staircase_counts_from_one():
-    assert [rates.Staircase(12)(t) for t in range(4)] == [12, 6, 4, 3]
 
 
 def test_theorem_3_1s_rate_by_hand():
@@ -179,19 +176,13 @@ def test_full_gradients_contract_as_in_the_paper():
 VALUES = [0, -1, float("nan"), float("inf"), "1", True, None]
 
 
-@pytest.mark.parametrize("value", VALUES[:4])
-def test_values_out_of_range(value):
-    with pytest.raises(errors.RangeError, match=r"^rate\b"):
-        rates.as_rate(value)
-    with pytest.raises(errors.RangeError, match=r"^decay\b"):
-        rates.Exponential(1, -abs(value))
-
-
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(
     ("call", "name"),
     [
+        (rates.as_rate, "rate"),
         (lambda bad: rates.Constant(bad), "rate"),
+        (lambda bad: rates.Exponential(1, bad), "decay"),
         (lambda bad: rates.Exponential(bad, 0.5), "initial"),
         (lambda bad: rates.Staircase(bad), "initial"),
         (lambda bad: rates.Horizon(bad, 1, 1), "L"),
@@ -215,7 +206,6 @@ def test_numbers_that_must_be_positive(call, name, value):
         (lambda: rates.Horizon(1, 1, 1.0), r"T\b"),
         (lambda: rates.InverseStep(1, 1, 0), r"E\b"),
         (lambda: rates.Exponential(1, 1.5), r"decay\b"),
-        (lambda: rates.Exponential(1, "0.5"), r"decay\b"),
         (lambda: rates.Staircase(1, [-1]), r"restarts\b"),
         (lambda: rates.Staircase(1, [1.0]), r"restarts\b"),
         (lambda: rates.Staircase(1, "12"), r"restarts\b"),
@@ -225,8 +215,6 @@ def test_numbers_that_must_be_positive(call, name, value):
         (lambda: largest_alpha(1, 1, 0), r"K\b"),
         (lambda: largest_full_gradient_rate(1, 2, 1, 1), r"mu\b"),
         (lambda: rates.rate_at(rates.Exponential(1, 1e-300), 2), r"rate\b"),
-        (lambda: rates.as_rate("0.1"), r"rate\b"),
-        (lambda: rates.as_rate(True), r"rate\b"),
     ],
 )
 def test_other_arguments_are_named(call, message):
@@ -241,7 +229,7 @@ def test_every_rate_is_registered_by_its_name_and_cites_its_source():
         assert ">>>" in kind.__doc__
 
 
-@pytest.mark.parametrize("wrong", [math.nan, -1.0, 0, "fast", None, np.ones(2), ZeroDivisionError])
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, 0, 1e39, 1e-39, "fast", None, np.ones(2), ZeroDivisionError])
 @pytest.mark.parametrize("what", ["lr", "server_lr"])
 def test_own_rate_that_fails_is_named_and_changes_nothing(what, wrong):
     """It works in the first round, and in the third one."""
@@ -255,6 +243,7 @@ def test_own_rate_that_fails_is_named_and_changes_nothing(what, wrong):
     update = fedcore.Update(0, np.ones(2, np.float32), steps=1)
     server.round([update])
     before = server.x.tobytes()
-    with pytest.raises((errors.AlgorithmError, errors.RangeError), match="decayed"):
-        server.round([update])
+    for call in (lambda: server.round([update]), lambda: server.broadcast([0]))[: 1 + (what == "lr")]:
+        with pytest.raises((errors.AlgorithmError, errors.RangeError), match="decayed"):
+            call()
     assert (server.round_number, server.x.tobytes()) == (1, before)

@@ -50,6 +50,8 @@ def test_unknown_names():
         named("FedAvgg")
     with pytest.raises(fedcore.errors.UnknownNameError, match=r"^weights\b.*'examples'"):
         named("FedAvg", weights="example")
+    with pytest.raises(fedcore.errors.UnknownNameError, match=r"^option of MIFA\b.*'wait'"):
+        named("MIFA", wiat=True)
     for name, due in {
         "fedbuff": "RoundPolicy",
         "CA2FL": "FedVARP",

@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_252,
     "fedcore/kernels": 505,
     "fedcore/model": 2_507,
-    "fedcore/server": 7_232,
+    "fedcore/server": 7_228,
     "fedcore/sim": 7_748,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,

@@ -17,7 +17,7 @@ import pytest
 from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, rules
 from fedcore.algorithms import FedAsync, FedAvg, FedVARP
 from fedcore.algorithms.optimizers import SGD
-from fedcore.errors import RangeError
+from fedcore.errors import FedcoreError, RangeError
 from fedcore.server import report
 from fedcore.server.folder import open_updates
 from fedcore.store.inspect import state_of
@@ -81,8 +81,12 @@ def test_fedvarp_with_a_buffer_is_ca2fl():
 
 def test_two_clients_by_hand():
     server = Server(numbers(0), "FedAvg", 2, lr=1.0, policy=RoundPolicy(buffer=2, max_staleness=3, discount=0.5))
-    assert server.push([Update(0, numbers(4), 1, round=0)]) == []
-    [first] = server.push([Update(1, numbers(8), 1, round=0)])
+    sent = [Update(client, numbers(4 + 4 * client), 1, round=0) for client in (0, 1)]
+    for wrong in ({"kind": "modell"}, {"count": 0}, {"weight": -1.0}):
+        with pytest.raises(FedcoreError, match=next(iter(wrong))):
+            server.push([*sent, sent[0], sent[1]._replace(**wrong)])
+    assert server.push(sent[:1]) == []
+    [first] = server.push(sent[1:])
     assert server.x == 6
     # Client 0 is faster: it sends twice from x = 6, and client 1 is late by one round.
     [second, third] = server.push(

@@ -15,18 +15,12 @@ def started(algorithm, **options):
 
 
 @pytest.mark.parametrize("fold", [1, 7])
-@pytest.mark.parametrize(("accumulate", "due"), [("float64", MEAN), ("float32", LONG / N)])
-def test_the_accumulator_is_the_precision_of_the_sum(accumulate, due, fold):
-    server = started(algorithms.FedAvg("uniform"), accumulator=accumulate, batch_size=fold)
+@pytest.mark.parametrize("of", ["float64", "float32", None])
+def test_the_accumulator_is_the_precision_of_the_sum_and_a_total_is_always_a_float64_sum(of, fold):
+    server = started(algorithms.FedAvg("uniform") if of else algorithms.MIFA(), accumulator=of, batch_size=fold)
+    due = LONG / N if of == "float32" else MEAN
     server.round(Update(i, value=vector, kind="gradient", steps=1, keep=True) for i, vector in enumerate(VECTORS))
     np.testing.assert_allclose(-server.x, [0, due, 0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("fold", [1, 7])
-def test_a_total_is_always_a_float64_sum(fold):
-    server = started(algorithms.MIFA(), batch_size=fold)
-    server.round(Update(i, value=vector, kind="gradient", steps=1, keep=True) for i, vector in enumerate(VECTORS))
-    np.testing.assert_allclose(-server.x, [0, MEAN, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fold", [1, 7])

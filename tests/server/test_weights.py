@@ -1,11 +1,13 @@
 """Weights of updates: FedAvg's definition, missing examples, the caller's weights, and second updates."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 
 from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Update
-from fedcore.algorithms import FedAvg, FedNova, MimiC
+from fedcore.algorithms import FedAvg, FedNova, MimiC, QFedAvg
 from fedcore.errors import CheckpointError, RangeError, UnknownClientError
 from fedcore.rules import CapExamples, Mean
 from tests.algorithms.outsiders import WeighedMIFA
@@ -23,7 +25,7 @@ def played(server, *replies, **options):
     return round.report
 
 
-@pytest.mark.parametrize("sizes", [[20, 1000], [150, 900, 12_000], [100] * 9 + [100_000], [2, 1_000_000]])
+@pytest.mark.parametrize("sizes", [[3e12] * 2, [20, 1000], [150, 900, 12_000], [100] * 9 + [100_000], [2, 1_000_000]])
 def test_fedavg_weighs_by_any_number_of_examples(sizes):
     server, values = Server(X0, "FedAvg", len(sizes), lr=0.1), np.arange(len(sizes), dtype=np.float32)
     report = played(server, *[(k, values[k : k + 1], {"examples": size}) for k, size in enumerate(sizes)])
@@ -47,6 +49,19 @@ def test_x_stays_if_all_weights_are_zero(method):
     server = Server(X0, method, 2, lr=0.1)
     report = played(server, (0, ONE, {"weight": 0}), (1, THREE, {"weight": 0}))
     assert (report.accepted, server.x[0], server.round_number) == ((0, 1), 0, 1)
+
+
+@pytest.mark.parametrize("form", ["weight", "examples", "loss", "Mean"])
+@pytest.mark.parametrize(("of", "least"), [("exact", 2**-40), ("float32", 2**-100), ("float64", 2.0**-900)])
+def test_a_sum_of_weights_below_the_range_of_the_sums_rolls_the_round_back(form, of, least):
+    for times in (0.4, 1e-20, 1):
+        claims = {} if form == "Mean" else {form: (times * least) ** 0.01 if form == "loss" else times * least}
+        rule = Mean([least * times] * 2) if form == "Mean" else None
+        method = QFedAvg(100) if form == "loss" else FedAvg()
+        server = Server(X0, method, 2, lr=0.1, aggregation=rule, compute=Compute(accumulator=of))
+        with nullcontext() if times == 1 else pytest.raises(RangeError, match="weights"):
+            played(server, (0, ONE, claims), (1, ONE, claims))
+        assert (server.round_number, server.x[0] > 0) == (times == 1, times == 1)
 
 
 ORDERS = [(0, 1, 2), (1, 0, 2), (1, 2, 0), (2, 1, 0)]
@@ -107,6 +122,8 @@ def test_an_edge_sums_updates_without_examples():
     with root.open_round() as round:
         round.add_partial_sum(edges[0].fold(root.x, [Update(k, ONE, 1) for k in (0, 1)], round=1), "a")
     assert root.x[0] == 1
+    with pytest.raises(RangeError, match="weights"), root.open_round() as round:
+        round.add_partial_sum(edges[0].fold(root.x, [Update(k, ONE, 1, 1e-20) for k in (0, 1)], round=2), "a")
 
 
 def test_weights_of_single_updates():
@@ -123,6 +140,7 @@ def test_weights_of_single_updates():
     for number, weight in ((np.inf, 0), (1e30, 1e308)):  # without a warning of NumPy
         report = played(server, (0, np.float32([number]), {"weight": weight}), (1, THREE, {"weight": 1}))
         assert (report.accepted, server.x[0]) == ((1,), 3)
+        assert ("weight" in report.rejected[0][1]) == (weight > 0)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +173,8 @@ def test_a_client_without_a_weight_is_rejected_by_name():
 
 def test_methods_with_their_own_weights_take_no_others():
     for method in ("MIFA", "MimiC", FedAvg(weights="uniform")):
-        server = Server(X0, method, 2, lr=0.1)
-        with server.open_round() as round, pytest.raises(RangeError, match="weight"):
-            round.add(0, ONE, steps=1, weight=1)
+        with pytest.raises(RangeError, match="weight"):
+            Server(X0, method, 2, lr=0.1).round([Update(0, ONE, 1, weight=1)])
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "SCAFFOLD"])
@@ -213,12 +230,9 @@ def test_listed_weights_are_in_the_order_of_the_clients(kind):
     server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=0.1, aggregation=[Mean(kind([2.5, 1, 0]))])
     report = server.round([Update(i, np.full(2, i, np.float32), 1) for i in range(3)])
     assert (report.weights.tolist(), report.rejected) == ([2.5, 1, 0], ())
-
-
-def test_a_claim_may_be_as_large_as_a_float_counts():
-    server = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=0.1)
-    report = server.round([Update(i, np.full(2, i, np.float32), 1, 3 * 10**12) for i in range(2)])
-    assert (report.accepted, server.x.tolist()) == ((0, 1), [0.5, 0.5])
+    for wrong in ({0: 1, 1: -1}, [np.nan], ["2"], [1, True], {1: 10**400}, {}, []):
+        with pytest.raises(RangeError, match="weights"):
+            Mean(wrong)
 
 
 def test_weights_set_between_rounds_are_needed_on_loading(tmp_path):
