@@ -294,7 +294,7 @@ class PlainUpdates {
         const bool fits =
             out.form == kModel ||
             (out.start == newest && (out.form == kDelta ? nonnegative_.empty() : out.form == kGradient && flat));
-        const bool plain = done > 0 && held > 0 && (!counted || held <= max_examples) && used > 0 && fits &&
+        const bool plain = done > 0 && held >= 1e-12 && (!counted || held <= max_examples) && used > 0 && fits &&
                            std::isfinite(1 / (used * done)) && whole(field(kCount), 1) == 1 &&
                            field(kControl) == Py_None && out.start != kNoRound && weight >= 0 &&
                            (weighs || !weighted) && amount_or(field(kLoss), 0) >= 0 && field(kUpdateId) == Py_None;

@@ -451,7 +451,8 @@ class GroupedState(State):
 
     def sent_model(self, name: Literal["sent", "x_prev"]) -> F32:
         """See ``State``."""
-        return self.read(ModelVector(name, rounded=bool(self.settings.layout.narrow)))
+        model: F32 = self.read(ModelVector(name, rounded=bool(self.settings.layout.narrow)))
+        return model
 
     def start_for(self, client: ClientId) -> F32:
         """See ``State``; the present model for the groups that the client does not send."""

@@ -195,7 +195,7 @@ class Update(NamedTuple):
         value: y, the client's model after its local steps: float32[n] in CPU memory or on the server's device, or a
             model with the server's layout. ``kind`` may declare a different vector.
         steps: K_i, the number of local steps, at least 1.
-        examples: n_i, the number of examples, or a different positive measure of the client's data. If no client of a
+        examples: n_i, the number of examples, or a different measure of the client's data, >= 1e-12. If no client of a
             round reports a number, all have equal weights. If some do, methods that weight by examples reject updates
             without a number. Default: none.
         lr: eta_i, the rate of the client's steps, or their mean if the rate changes between steps. A rate other than

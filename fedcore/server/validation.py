@@ -59,7 +59,7 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> Update:
     steps = check_integer("steps", update.steps, 1, limits.max_steps)
     examples = update.examples
     if examples is not None:
-        examples = check_number("examples", examples, f"(0, {limits.max_examples}]")
+        examples = check_number("examples", examples, f"[1e-12, {limits.max_examples}]")  # see LEAST_EXACT
     loss = None if update.loss is None else check_number("loss", update.loss, "[0, inf)")
     if update.round is not None and not is_integer(update.round, rounds[0], rounds[-1]):
         earlier = f", or an earlier round >= {rounds[0]}" if len(rounds) > 1 else ""

@@ -8,34 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import Safetensors, Server, Update, aggregate, errors, kernels, merge, write_model
+from fedcore import Safetensors, Server, Update, aggregate, errors, kernels, merge, rules, write_model
 from fedcore.algorithms.optimizers import Nesterov
 from fedcore.kernels.robust import GramSum
 from fedcore.model import windows
-from fedcore.rules import (
-    Bucketing,
-    Bulyan,
-    CentredClipping,
-    ClipNorm,
-    GeometricMedian,
-    Krum,
-    MultiKrum,
-    NearestNeighborMixing,
-    RejectLong,
-    TrimmedMean,
-)
 from tests.cli.command import invoke as run
 from tests.model.test_merging import saved
 
 RULES = {
     "median": "median",
-    "trimmed mean": TrimmedMean(2),
+    "trimmed mean": rules.TrimmedMean(2),
     "MeaMed": "mea-med",
     "Krum": "krum",
-    "Multi-Krum": MultiKrum(2),
-    "Bulyan": Bulyan(1),
-    "geometric median": GeometricMedian(8),
-    "mixed": [NearestNeighborMixing(2), Bucketing(2), "Median"],
+    "Multi-Krum": rules.MultiKrum(2),
+    "Bulyan": rules.Bulyan(1),
+    "geometric median": rules.GeometricMedian(8),
+    "mixed": [rules.NearestNeighborMixing(2), rules.Bucketing(2), "Median"],
 }
 K = 8
 
@@ -98,7 +86,15 @@ def test_every_door_gives_the_bits_of_a_round(tmp_path, rule):
 
 
 @pytest.mark.parametrize(
-    "rule", [Krum(2), MultiKrum(2), Bulyan(2), GeometricMedian(), [NearestNeighborMixing(2), "Median"]], ids=str
+    "rule",
+    [
+        rules.Krum(2),
+        rules.MultiKrum(2),
+        rules.Bulyan(2),
+        rules.GeometricMedian(),
+        [rules.NearestNeighborMixing(2), "Median"],
+    ],
+    ids=str,
 )
 def test_a_model_far_away_does_not_hide_the_distances_of_others(tmp_path, rule):
     """Nine close models far from zero, one at 100 and one at 1e15, in any order: the result is near the nine."""
@@ -119,20 +115,20 @@ def test_a_model_far_away_does_not_hide_the_distances_of_others(tmp_path, rule):
 def test_the_report_names_the_rule_and_its_choice(tmp_path):
     given, base = models()
     paths = [*saved(tmp_path, given), *saved((tmp_path / "b"), [base])] if (tmp_path / "b").mkdir() is None else []
-    report = merge(tmp_path / "krum", paths[:K], base=paths[K], rule=Krum(1), optimizer=Nesterov())
+    report = merge(tmp_path / "krum", paths[:K], base=paths[K], rule=rules.Krum(1), optimizer=Nesterov())
     [chosen] = report["chosen"]
     assert report["rule"] == [{"name": "Krum", "f": 1}]
     assert [one["share"] for one in report["inputs"]] == [float(one["path"] == chosen) for one in report["inputs"]]
     y = Safetensors(chosen)
     due = base["b"] - np.float32(0.7) * np.float32(1.9) * (base["b"] - y["b"])
     np.testing.assert_allclose(Safetensors(tmp_path / "krum")["b"], due, rtol=1e-6)
-    report = merge(tmp_path / "bulyan", paths[:K], rule=Bulyan(1))
+    report = merge(tmp_path / "bulyan", paths[:K], rule=rules.Bulyan(1))
     assert len(report["chosen"]) == K - 2
     assert sum(one["share"] for one in report["inputs"]) == pytest.approx(1)
     assert str(paths[1]) not in report["chosen"]
     assert "chosen" not in merge(tmp_path / "median", paths[:K], rule="median")
     with pytest.raises(errors.StoreError, match="exists"):
-        merge(tmp_path / "median", paths[:K], rule=TrimmedMean(2))
+        merge(tmp_path / "median", paths[:K], rule=rules.TrimmedMean(2))
 
 
 def test_the_command(tmp_path):
@@ -140,10 +136,10 @@ def test_the_command(tmp_path):
     paths = saved(tmp_path, given)
     done = run("merge", tmp_path / "out", *paths, "--rule", "trimmed-mean", "--set", "f=2")
     assert done.status == 0, done.errors
-    same(Safetensors(tmp_path / "out"), aggregate(paths, rule=TrimmedMean(2)))
+    same(Safetensors(tmp_path / "out"), aggregate(paths, rule=rules.TrimmedMean(2)))
     chain = ("--rule", "NearestNeighborMixing", "--rule", "krum", "--set", "f=2")
     assert run("merge", tmp_path / "chain", *paths, *chain).status == 0
-    same(Safetensors(tmp_path / "chain"), aggregate(paths, rule=[NearestNeighborMixing(2), Krum(2)]))
+    same(Safetensors(tmp_path / "chain"), aggregate(paths, rule=[rules.NearestNeighborMixing(2), rules.Krum(2)]))
     for options, message in [
         (["--rule", "medain"], "did you mean 'Median'?"),
         (["--rule", "median", "--set", "f=2"], "no rule has the option 'f'"),
@@ -169,7 +165,7 @@ def test_other_dtypes_and_libraries(tmp_path, kind):
             due = torch.from_numpy(np.array((stacked[3].astype(np.float64) + stacked[4]) / 2, np.float32))
             assert torch.equal(w, due.to(w.dtype)), name
     assert int(found["n"]) == K - 1
-    for rule in ("median", Krum(1)):
+    for rule in ("median", rules.Krum(1)):
         due = aggregate(given, rule=rule)
         files = aggregate(saved(tmp_path, given), rule=rule)
         found = torch.from_numpy(np.array(files["b"], np.float32))  # bfloat16 comes as float32 or ml_dtypes' bfloat16
@@ -182,7 +178,7 @@ def test_models_that_are_not_finite(tmp_path):
     given, _ = models(9)
     given[3]["b"][40_000] = np.nan
     paths = saved(tmp_path, given)
-    for rule in ("median", Krum(1)):
+    for rule in ("median", rules.Krum(1)):
         for what in (given, paths):
             with pytest.raises(errors.ArrayError, match="client 3"):
                 aggregate(what, rule=rule)
@@ -196,10 +192,10 @@ def test_models_that_are_not_finite(tmp_path):
     [
         (dict(rule="mean"), "must be a robust rule"),
         (dict(rule="medain"), "did you mean"),
-        (dict(rule=[RejectLong(9), "median"]), "RejectLong acts on the updates of a server"),
-        (dict(rule=CentredClipping(1.0)), "starts from the round before"),
-        (dict(rule=ClipNorm()), "needs the model before the round"),
-        (dict(rule=Krum(3)), "needs at least 9 updates, got 8"),
+        (dict(rule=[rules.RejectLong(9), "median"]), "RejectLong acts on the updates of a server"),
+        (dict(rule=rules.CentredClipping(1.0)), "starts from the round before"),
+        (dict(rule=rules.ClipNorm()), "needs the model before the round"),
+        (dict(rule=rules.Krum(3)), "needs at least 9 updates, got 8"),
         (dict(rule="median", weights=[1] * K), "weights: a robust rule counts each model once"),
     ],
 )
@@ -215,9 +211,9 @@ def test_rules_without_a_meaning_are_refused(tmp_path, options, message):
 def test_clipping_needs_a_base(tmp_path):
     given, base = models()
     paths = saved(tmp_path, [*given, base])
-    merge(tmp_path / "out", paths[:K], base=paths[K], rule=ClipNorm())
+    merge(tmp_path / "out", paths[:K], base=paths[K], rule=rules.ClipNorm())
     order = list(Safetensors(paths[0]))
-    due = after_a_round(ordered(base, order), [ordered(model, order) for model in given], ClipNorm())
+    due = after_a_round(ordered(base, order), [ordered(model, order) for model in given], rules.ClipNorm())
     same(Safetensors(tmp_path / "out"), due, but=["d.running_mean"])
     with pytest.raises(errors.RangeError, match="clip_norm=1: not supported with a rule"):
         merge(tmp_path / "no", paths[:K], base=paths[K], rule="median", clip_norm=1.0)

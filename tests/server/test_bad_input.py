@@ -53,7 +53,7 @@ INVALID = {
     "x": [{"x": torch.zeros(5, device="meta")}],
     "update": [np.float32([0, 0, np.nan, 0, 0]), np.float32([0, 0, 0, 0, np.inf])],
     "steps": [0, -3, 10**18, 2.5, True],
-    "examples": [0, 10**18, "many"],
+    "examples": [0, 9e-13, 10**18, "many"],
     "lr": [float("nan"), float("inf"), 1e30, 10**400, 10**5000, True, np.complex64(0.1), "a" * 10**5, -1.0],
     "round": [2, 3.0, np.array([3, 3])],
 }

@@ -110,11 +110,10 @@ class Odd(nn.Linear):
 
 
 CHANGES = [lambda s: (s, s), lambda s: s[:, 0], lambda s: s[..., None], lambda s: s.argmax(1, keepdim=True), Lock()]
+WRONG = [list.pop, nn.Flatten, partial(nn.LazyLinear, 10), *(partial(Odd, change) for change in CHANGES)]
 
 
-@pytest.mark.parametrize(
-    "make", [list.pop, nn.Flatten, partial(nn.LazyLinear, 10), *(partial(Odd, c) for c in CHANGES)]
-)
+@pytest.mark.parametrize("make", WRONG)
 def test_a_user_s_model_with_a_fault_is_a_problem_of_the_configuration(make, monkeypatch):
     monkeypatch.setitem(nets.REGISTRY, "odd", make)
     with pytest.raises(ConfigError, match=r"^quickstart: model: "):

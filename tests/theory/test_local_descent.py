@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 import fedcore
-from bench.papers.theory.local_sgd import (
-    error_bound,
-    largest_alpha,
-    largest_full_gradient_rate,
-    least_steps,
-    meets_theorem_4_2,
-)
+from bench.papers.theory import local_sgd
 from fedcore import algorithms
 from fedcore.algorithms.rates import InverseStep
 from fedcore.errors import RangeError
@@ -25,7 +19,7 @@ def test_lfgd_obeys_eq_20_if_the_clients_share_a_minimiser():
     L, mu = float(clients.a.max()), float(clients.a.mean(axis=0).min())
     rounds = 150
     for bound in (1.0, 1.2):  # lambda is an upper bound of the largest Lambda met with the rate that lambda allows
-        eta = largest_full_gradient_rate(L, mu, E, bound)
+        eta = local_sgd.largest_full_gradient_rate(L, mu, E, bound)
         runs = [descend(clients, eta, rounds, seed) for seed in range(4)]
         highest = max(float(met.max()) for _, met in runs)
     assert 1 < highest < bound
@@ -88,34 +82,34 @@ def stochastic_error(clients, drawn, steps, replacement):
 @pytest.mark.parametrize(("alpha", "kappa", "lam", "K"), [(10.0, 4.0, 1.0, 4), (20.0, 1.0, 1.0, 1)])
 def test_the_conditions_of_theorem_4_2_hold_up_to_their_edges(alpha, kappa, lam, K):
     given = dict(alpha=alpha, kappa=kappa, diversity=lam, K=K)
-    E = least_steps(alpha, kappa, lam, K)
+    E = local_sgd.least_steps(alpha, kappa, lam, K)
     L, mu, a = kappa, 1.0, alpha * E + 4
     right = (64 * L**2 * (K + 1) / (mu * K)) * (E - 1) * E * (a + 1) ** (E - 2)
     C1 = right / (4 * (a - 3) ** (E - 1) * L) - K
     assert 0 < C1 < 2 * E
-    assert meets_theorem_4_2(E, **given, C1=C1 * (1 - 1e-9))
-    assert not meets_theorem_4_2(E, **given, C1=1.01 * C1)
-    assert not meets_theorem_4_2(E - 1, **given)
+    assert local_sgd.meets_theorem_4_2(E, **given, C1=C1 * (1 - 1e-9))
+    assert not local_sgd.meets_theorem_4_2(E, **given, C1=1.01 * C1)
+    assert not local_sgd.meets_theorem_4_2(E - 1, **given)
     if kappa == 4:  # with more steps the last condition bounds C1
-        assert [meets_theorem_4_2(50, **given, C1=C1) for C1 in (100, 101)] == [True, False]
+        assert [local_sgd.meets_theorem_4_2(50, **given, C1=C1) for C1 in (100, 101)] == [True, False]
 
 
 @pytest.mark.parametrize("alpha", [0.01, 3.0, 20.0, 21.48])
 @pytest.mark.parametrize("lam", [1.0, 1.5])
 def test_the_least_number_of_steps_is_eq_21(alpha, lam):
-    E, K, kappa = least_steps(alpha, 1.0, lam, 1), 1, 1.0
+    E, K, kappa = local_sgd.least_steps(alpha, 1.0, lam, 1), 1, 1.0
     d = lam * ((K + 1) / K) * 192 * kappa**2 * math.exp(4 / alpha) - alpha**2
     assert E - 1 < 1 + (alpha**2 + 6 * alpha) / d + math.sqrt(5 / d) <= E
 
 
 def test_alpha_has_a_limit():
-    alpha = largest_alpha(1.0, 1.0, 1)
+    alpha = local_sgd.largest_alpha(1.0, 1.0, 1)
     with pytest.raises(RangeError, match=r"^alpha.*21\.5"):
-        least_steps(1.001 * alpha, 1.0, 1.0, 1)
-    assert not meets_theorem_4_2(10**6, alpha=1.001 * alpha, kappa=1.0, diversity=1.0, K=1)
+        local_sgd.least_steps(1.001 * alpha, 1.0, 1.0, 1)
+    assert not local_sgd.meets_theorem_4_2(10**6, alpha=1.001 * alpha, kappa=1.0, diversity=1.0, K=1)
     for wrong in ({"alpha": 0.0}, {"kappa": 0.9}, {"diversity": 0.5}, {"K": 0}, {"C1": -1.0}, {"E": 0}):
         with pytest.raises(RangeError, match=f"^{next(iter(wrong))}"):
-            meets_theorem_4_2(**dict(E=4, alpha=3.0, kappa=2.0, diversity=1.0, K=1) | wrong)
+            local_sgd.meets_theorem_4_2(**dict(E=4, alpha=3.0, kappa=2.0, diversity=1.0, K=1) | wrong)
 
 
 @pytest.mark.parametrize("falls", [True, False])
@@ -123,14 +117,14 @@ def test_lfsgd_obeys_eq_22(falls):
     """E f(x_T) - f* of LFSGD with noise and ``InverseStep``; with the first rate in all steps it exceeds the bound."""
     clients, alpha, K, rng = Clients(N, 200, seed=4, shared=True), 10.0, 2, np.random.default_rng(0)
     L, mu = float(clients.a.max()), float(clients.a.mean(axis=0).min())
-    assert meets_theorem_4_2(E, alpha=alpha, kappa=L / mu, diversity=clients.largest_diversity(), K=K)
+    assert local_sgd.meets_theorem_4_2(E, alpha=alpha, kappa=L / mu, diversity=clients.largest_diversity(), K=K)
     rate = InverseStep(mu, alpha, E)
     server, ratios = server_of(algorithms.LocalDescent(), clients, rate if falls else rate(0)), []
     gap = clients.value(server.x)
     for t in range(1, 401):
         draws = fedcore.sampling.with_replacement(Q, K, seed=0, round=t)
         hear(server, clients, draws, noise=lambda shape: (1, rng.normal(size=shape)))
-        bound = error_bound(t * E, alpha=alpha, E=E, L=L, mu=mu, K=K, gap=gap, variance=clients.n)
+        bound = local_sgd.error_bound(t * E, alpha=alpha, E=E, L=L, mu=mu, K=K, gap=gap, variance=clients.n)
         ratios.append(clients.value(server.x) / bound)
     assert ratios[-1] > 0.05
     assert (max(ratios) < 1) == falls
@@ -142,8 +136,8 @@ def test_eq_22_by_its_three_terms():
     expected = a**3 * gap / (T + a) ** 3 + 4 * kappa * variance * T * (T + 2 * a) / (mu * K * (T + a) ** 3)
     expected += 256 * kappa**2 * variance * T * (E - 1) / (mu * K * (T + a) ** 3)
     numbers = dict(alpha=alpha, E=E, L=L, mu=mu, K=K, gap=gap, variance=variance)
-    assert error_bound(T, **numbers) == pytest.approx(expected)
-    assert error_bound(0, **numbers) == gap
+    assert local_sgd.error_bound(T, **numbers) == pytest.approx(expected)
+    assert local_sgd.error_bound(0, **numbers) == gap
 
 
 # Each coordinate is a problem of its own: one run averages many.

@@ -129,10 +129,10 @@ def test_every_partition_by_its_name(dataset, name):
         assert any(not np.array_equal(part, other) for part, other in zip(parts, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("parts", "error"),
-    [([[4], [5]], RangeError), ([np.ones(9, bool)] * 3, DtypeError), ([[4]] * 3, RangeError), (None, RangeError)],
-)
+WRONG = [([[4], [5]], RangeError), ([np.ones(9, bool)] * 3, DtypeError), ([[4]] * 3, RangeError), (None, RangeError)]
+
+
+@pytest.mark.parametrize(("parts", "error"), WRONG)
 def test_the_parts_of_a_user_s_partition_are_checked(dataset, parts, error, monkeypatch):
     monkeypatch.setitem(partitions.REGISTRY, "own", lambda labels, clients, *, seed: parts)
     with pytest.raises(error, match=r"^partition 'own'"):

@@ -51,9 +51,8 @@ def test_a_run_that_cannot_succeed_names_the_remedy(tmp_path):
         ("algorithms=['FlexibleFedAvg']", r"algorithms\.0: .*local_steps"),
     ):
         with pytest.raises(FedcoreError, match=message):
-            run_trial(
-                Trial(load_preset("quickstart", ["algorithms=['FedAvg']", change]), 0, 0), tmp_path / message[-2:]
-            )
+            experiment = load_preset("quickstart", ["algorithms=['FedAvg']", change])
+            run_trial(Trial(experiment, 0, 0), tmp_path / message[-2:])
 
 
 @pytest.mark.parametrize(
