@@ -542,8 +542,8 @@ class Settings:
         return cls(
             algorithm=algorithm,
             layout=layout,
-            lr=as_rate(options.lr),
-            server_lr=None if options.server_lr is None else as_rate(options.server_lr),
+            lr=as_rate(options.lr, "lr"),
+            server_lr=None if options.server_lr is None else as_rate(options.server_lr, "server_lr"),
             optimizer=optimizers.as_optimizer(options.optimizer),
             limits=as_limits(options.limits),
             rules=Chain.of(options.aggregation),
@@ -558,7 +558,7 @@ class Settings:
 
     def changed(self, options: Mapping[str, Any]) -> "Settings":
         """Return the settings with changed rates, limits, rules or policy; see ``Server.change``."""
-        checks: dict[str, Callable[[Any], Any]] = dict.fromkeys(RATES, as_rate)
+        checks: dict[str, Callable[[Any], Any]] = {what: partial(as_rate, name=what) for what in RATES}
         checks |= {"limits": as_limits, "aggregation": Chain.of, "policy": as_policy}
         values: dict[str, Any] = {}
         require_objects(options)
@@ -730,7 +730,7 @@ def checked_objects(given: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm
     if algorithm is not None:
         check_table(algorithm)
-    checked: dict[str, Any] = {what: None if given[what] is None else as_rate(given[what]) for what in RATES}
+    checked: dict[str, Any] = {what: None if given[what] is None else as_rate(given[what], what) for what in RATES}
     checked["optimizer"] = optimizers.as_optimizer(given["optimizer"])
     chain = None if given["aggregation"] is None else Chain.of(given["aggregation"])
     return {"algorithm": algorithm, **checked, "aggregation": chain}

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcore import arrays as memory
 from fedcore import kernels
-from fedcore.algorithms.rates import FLOAT32
+from fedcore.algorithms.rates import IN_FLOAT32
 from fedcore.arrays import F32, ieee
 from fedcore.errors import AlgorithmError, RangeError
 from fedcore.validation import (
@@ -250,9 +250,9 @@ def rate_of(optimizer: Optimizer | None, round: int) -> float | None:
         value = None if found is None else float(found)
     except Exception as error:
         failed(optimizer, f"rate({round})", error)
-    if value is None or in_interval(value, FLOAT32):
+    if value is None or in_interval(value, IN_FLOAT32):
         return value
-    raise RangeError(f"{name_of(optimizer)}: rate({round}) must be {describe_interval(FLOAT32)}, got {value}")
+    raise RangeError(f"{name_of(optimizer)}: rate({round}) must be {describe_interval(IN_FLOAT32)}, got {value}")
 
 
 def started(optimizer: Optimizer, n: int) -> Moments:

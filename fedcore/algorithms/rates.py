@@ -25,8 +25,8 @@ from fedcore.validation import (
 )
 
 POSITIVE = "(0, inf)"
-FLOAT32 = "[1.2e-38, 3.4e38]"
-"""The positive numbers that float32 holds in full precision; a rate of a round is one of them."""
+IN_FLOAT32 = "(0, 3.4028234663852886e38]"
+"""The range of a round's rate, which may decay."""
 
 
 class Rate(Protocol):
@@ -43,7 +43,7 @@ class Rate(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The rate ``value`` in every round, in 1.2e-38..3.4e38, the range of float32.
+    """The rate ``value`` in every round.
 
     >>> Constant(0.1)(7)
     0.1
@@ -52,7 +52,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        check_number("rate", self.value, FLOAT32)
+        check_number("rate", self.value, POSITIVE)
 
     def __call__(self, round: int) -> float:
         """Return the rate of a round."""
@@ -340,19 +340,22 @@ REGISTRY: Registry[type[Any]] = Registry(
 
 
 @ieee
-def as_rate(rate: float | Rate | None) -> Rate:
+def as_rate(rate: float | Rate | None, name: str = "rate") -> Rate:
     """Return a positive number as a constant rate, and a function of the round unchanged; else raise RangeError."""
     if isinstance(rate, PerCohort):
         raise RangeError(f"rate={rate!r}: needs the cohorts' sizes; call its method over()")
     if callable(rate):
+        if isinstance(rate, Constant):
+            check_number(name, rate.value, IN_FLOAT32)
         return rate
     if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):
-        raise RangeError(f"rate={rate!r}: must be {describe_interval(FLOAT32)} or a function of the round")
-    return Constant(check_number("rate", rate if is_number(rate) else float(rate), FLOAT32))
+        raise RangeError(f"rate={rate!r}: must be {describe_interval(POSITIVE)} or a function of the round")
+    number = check_number("rate", rate if is_number(rate) else float(rate), POSITIVE)
+    return Constant(check_number(name, number, IN_FLOAT32))
 
 
 def rate_at(rate: Rate, round: int) -> float:
-    """Return the rate of a round; raise RangeError if it is outside ``FLOAT32``, for example after too much decay."""
+    """Return the rate of a round; raise RangeError if it is outside ``IN_FLOAT32``, such as after too much decay."""
     return float(rate.value) if type(rate) is Constant else _checked(rate, f"round {round}", rate, round)
 
 
@@ -362,14 +365,14 @@ def _checked(rate: object, where: str, call: Callable[..., Any], *arguments: int
         value = float(call(*arguments))
     except Exception as error:
         failed(rate, f"the rate of {where}", error)
-    if not in_interval(value, FLOAT32):
-        raise RangeError(f"rate={value!r}: must be {describe_interval(FLOAT32)} in {where}; correct {name_of(rate)}")
+    if not in_interval(value, IN_FLOAT32):
+        raise RangeError(f"rate={value!r}: must be {describe_interval(IN_FLOAT32)} in {where}; correct {name_of(rate)}")
     return value
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """The rates of a round's steps, counted from 0. A call raises RangeError for a rate outside ``FLOAT32``."""
+    """The rates of a round's steps, counted from 0. A call raises RangeError for a rate outside ``IN_FLOAT32``."""
 
     rate: Any
     round: int

@@ -279,7 +279,7 @@ class _Stream:
                     return found
                 masks = {name for name, row in zip(self.forms, self._rows[0], strict=True) if is_mask(name, row)}
             label = labels[int(np.flatnonzero(~np.isfinite(np.diag(found)))[0])]
-            raise ArrayError(f"{label}: has a NaN, an infinity, or a number beyond {RULES} or the first dtype")
+            raise ArrayError(f"{label}: has a NaN, an infinity, or a number beyond {RULES}, or the first dtype")
 
         return chain.combination(len(labels), products, 0), [digest.state()[2] for digest in digests]
 

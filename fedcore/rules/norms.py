@@ -9,7 +9,7 @@ import numpy as np
 from fedcore.arrays import F64
 from fedcore.rules.base import Combine, Filter, Group, Rule, Scale, Weights
 from fedcore.rules.windows import PARTS, as_float32
-from fedcore.validation import check_integer, check_number, short_repr
+from fedcore.validation import check_integer, check_number, listed, short_repr
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Mean(Combine):
     def __post_init__(self) -> None:
         weights: Any = self.weights
         if hasattr(weights, "__len__"):
-            weights = weights if isinstance(weights, Mapping) else dict(enumerate(weights))  # entry i of client i
+            weights = weights if isinstance(weights, Mapping) else dict(enumerate(listed("weights", weights)))
             check_integer("weights: the number of clients", len(weights), 1)
             for client, weight in weights.items():
                 check_number(f"weights[{short_repr(client)}]", weight, "[0, inf)")

@@ -528,15 +528,18 @@ class Sum:
         exact = self._value.cut(slice(0, p)), self._changes
         return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
 
-    def require_precise(self, result: Result, share: float) -> None:
-        """Raise RangeError if the mean of a sum would lose digits, as W is too small; ``share`` is about 1 / W."""
-        divisors = [1 / share] if (share := abs(share * result.times)) else []
-        divisors += [result.buffer_weight] if len(result.buffers) and result.buffer_weight > 0 else []
-        if divisors and (W := min(divisors)) < self._least:
+    def precise(self, result: Result, share: float) -> Result:
+        """Return the sums, without weight for the buffers if theirs is so small that a mean of them would lose digits.
+
+        Raises:
+            RangeError: W is so small; ``share`` is about 1 / W.
+        """
+        if (share := abs(share * result.times)) and (W := 1 / share) < self._least:
             raise RangeError(
                 f"weights: they sum to {W:g} in round {self._round}; below {self._least:g} the sums lose digits, so x "
                 'stays as it was; scale weights and examples up (QFedAvg: lower q), or use accumulator="float64"'
             )
+        return result if result.buffer_weight >= self._least else result._replace(buffer_weight=0.0)
 
     def total(
         self, batch: UpdateBatch, rules: Chain, ledger: Ledger, center: F32 | None, *, has_noise: bool = False

@@ -340,7 +340,8 @@ def require_together(path: Path, parts: Sequence[Sequence[ClientStore]]) -> None
     """Bring the stores of a server, or of its shards, to one transaction; raise StoreError if it is incomplete."""
     stores = [store for own in parts for store in own]
     if len(stores) > 1 and len({one.last for one in together(stores)}) > 1:
-        raise StoreError(f"{path}: {incomplete_change([Path(own[0].path or '') for own in parts])}")
+        torn = incomplete_change([Path(own[0].path or "") for own in parts])
+        raise StoreError(f"{path}: {torn or 'a server writes to it now; try again'}")
 
 
 def agree(stores: Sequence[ClientStore]) -> None:

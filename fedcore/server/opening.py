@@ -115,10 +115,11 @@ def saved_state(
         if (storage.medium or saved["medium"]) == "mmap":
             storage, parts = _of_parts(storage), [*folders]
         else:
-            is_cuda = "cuda" in (storage.medium or saved["medium"])
-            device = (compute.device or device_of_state(saved)) if is_cuda else CPU
+            device = compute.device or device_of_state(saved)
             with opened_stores(place) as (main, *groups):
-                place, parts = main.in_memory(), [group.in_memory(device) for group in groups]
+                media = [storage.medium or server_state(place, group.state)["medium"] for group in groups]
+                parts = [one.in_memory(device if "cuda" in of else CPU) for one, of in zip(groups, media, strict=True)]
+                place = main.in_memory()
             storage = replace(storage, medium=None, durability=None, keep_previous=None)
         of_main = replace(storage, codec=None), replace(compute, device=CPU)
     with ExitStack() as failed:

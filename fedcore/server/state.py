@@ -570,7 +570,7 @@ class State:
             # c = T / N was sent before newcomers were registered
             N=max(1, self.newcomers.before if self.newcomers.ids else N) if algorithm.direction.from_mean else N,
             devices=N + len(population.included) + population.unnamed,
-            W=result.W and max(result.W * share, 2.0**-1000),  # 1 / W is finite, for ``require_precise``
+            W=result.W and max(result.W * share, 2.0**-1000),  # 1 / W is finite, for ``precise``
             rows=len(self.store) + rounds.count(None),
             claims=batch.claims if most_steps is None else replace(batch.claims, steps=steps),
             weights=batch.weights,
@@ -600,7 +600,7 @@ class State:
             step = check_step(algorithm, step)
             if share != 1:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
-            self._sum.require_precise(result, step.v.A)
+            result = self._sum.precise(result, step.v.A)
             # Set even if x waits: the next round may step without clients.
             changes["gamma"] = step_length(settings, now, cohort, step.gamma)
             gamma = changes["gamma"] if moves else 0.0

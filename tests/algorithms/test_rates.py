@@ -229,7 +229,7 @@ def test_every_rate_is_registered_by_its_name_and_cites_its_source():
         assert ">>>" in kind.__doc__
 
 
-@pytest.mark.parametrize("wrong", [math.nan, -1.0, 0, 1e39, 1e-39, "fast", None, np.ones(2), ZeroDivisionError])
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, 0, 1e39, "fast", None, np.ones(2), ZeroDivisionError])
 @pytest.mark.parametrize("what", ["lr", "server_lr"])
 def test_own_rate_that_fails_is_named_and_changes_nothing(what, wrong):
     """It works in the first round, and in the third one."""

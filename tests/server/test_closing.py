@@ -48,7 +48,7 @@ def test_a_server_loaded_beside_a_writer_is_of_one_commit(tmp_path, monkeypatch)
     for _ in range(3):
         before = writer.round_number
         loaded = Server.load(tmp_path / "run", storage=Storage(medium="ram"))
-        assert writer.round_number == before + 1  # one opening
+        assert writer.round_number == before + 2  # a look at the state, and one opening
         require_one_commit(loaded)
         play(loaded, 3)
         require_one_commit(loaded)

@@ -26,7 +26,7 @@ def public(of):
 def test_the_store_of_a_server_has_no_method_that_changes_it(server):
     changing = {"stage", "stage_all", "replace_rows", "unstage", "discard", "commit", "checkpoint", "rollback", "undo"}
     changing |= {"add", "add_all", "forget", "room_for_checksums", "note_checksums"}
-    changing |= {"save", "compact", "refresh", "close", "open", "read_into"}
+    changing |= {"save", "compact", "refresh", "close", "open", "read_into", "in_memory"}
     assert changing <= public(ClientStore)
     assert public(server.store) == public(ClientStore) - changing - {"commits", "is_ahead", "durability", "documents"}
     assert public(Registry) - public(server.clients) >= {"add", "add_all", "remove", "put_back"}

@@ -182,8 +182,8 @@ def answers(
 ) -> Iterator[tuple[Request | None, Message, Failure | None]]:
     """Yield each reply with its request and failure; remove the request from ``pending``.
 
-    A reply to another message answers a subclass's own message of this round. A second reply to a message has no
-    request.
+    A reply to an unknown message, of a node without a pending one, answers a subclass's own message of this round. Late
+    replies of nodes with a pending message, and second replies to a message, have no request.
     """
     answered = set[str]()
     for reply in each(replies):
@@ -192,7 +192,9 @@ def answers(
             metadata, number = reply.metadata, reply.metadata.reply_to_message_id
             if type(number) is str and number and number not in answered:
                 answered.add(number)
-                request = pending.pop(number, None) or Request(metadata, metadata.src_node_id, round)
+                own = Request(metadata, metadata.src_node_id, round)
+                is_late = number not in pending and any(one.node == own.node for one in pending.values())
+                request = pending.pop(number, None if is_late else own)
         if request is not None:
             try:
                 if reply.has_error():

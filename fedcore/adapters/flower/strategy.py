@@ -376,7 +376,7 @@ class ServerStrategy(FlowerFedAvg):
                 self._round = round
                 for request, reply, failure in answers(replies, pending, number):
                     if request is None:
-                        log(WARNING, "aggregate_train: ignored a second reply to a message, or one without its id")
+                        log(WARNING, "aggregate_train: ignored a late or second reply, or one without a message's id")
                     elif failure:
                         self.failures.append(failure)
                         if failure.code == UNREADABLE:
@@ -493,7 +493,8 @@ class ServerStrategy(FlowerFedAvg):
 
         With the rule ``CapExamples``, a reported number of examples is capped at ``ratio`` times the median.
         """
-        collected, failures, pending = Collected(), [], by_id(self._evaluating)
+        collected, failures = Collected(), []
+        pending = by_id(request for request in self._evaluating if request.metadata.message_id)  # which were sent
         self._evaluating = []
         for request, reply, failure in answers(replies, pending):
             if request is None:

@@ -341,7 +341,6 @@ class Index:
             entries.write_clients(connection, clients)
             connection.executemany("DELETE FROM clients WHERE number = ?", zip(removed))
             if documents:
-                self._documents = documents[-1][0]
                 connection.execute(_DOCUMENTS.replace("TABLE", "TABLE IF NOT EXISTS"))
                 connection.execute("DELETE FROM documents WHERE number >= ?", (documents[0][0],))
                 connection.executemany("INSERT INTO documents VALUES(?, ?)", documents)
@@ -375,7 +374,8 @@ class Index:
         """
         with self._reading() as connection:
             query = "SELECT number, content FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
-            found = connection.execute(query, (first, self._documents)) if self._documents >= 0 else ()
+            last = self._documents if self._access == "ro" else _last_document(connection)
+            found = connection.execute(query, (first, last)) if last >= 0 else ()
             return [(int(number), str(text)) for number, text in found]
 
     def has(self, sequence: int) -> bool:
