@@ -458,7 +458,7 @@ def _place(leaf: Any) -> Any:
     if isinstance(leaf, StoredTensor):
         return leaf.place if leaf.size else None
     if hasattr(leaf, "data_ptr"):  # of torch
-        with suppress(AttributeError, RuntimeError):  # a tensor without memory of its own
+        with suppress(AttributeError, RuntimeError):  # the tensor has no memory
             if address := leaf.data_ptr():
                 return address, leaf.stride(), leaf.shape, leaf.dtype
     return None
