@@ -10,7 +10,7 @@ from fedcore.algorithms.base import NOTHING, Algorithm, Claims, Cohort, H, Place
 from fedcore.arrays import F64
 from fedcore.errors import RangeError
 from fedcore.kernels import Linear, Terms
-from fedcore.validation import check_number
+from fedcore.validation import check_number, is_number, listed
 
 # MIFA: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021.
 
@@ -177,13 +177,13 @@ class FedStale(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.chances, Sequence):
-            listed = tuple(check_number("chances", chance, "(0, 1]") for chance in self.chances)
-            if not listed:
-                raise RangeError("chances: must not be empty; leave it out")
-            object.__setattr__(self, "chances", listed)
-        elif self.chances is not None:
+        if is_number(self.chances):
             check_number("chances", self.chances, "(0, 1]")
+        elif self.chances is not None:
+            chances = tuple(check_number("chances", chance, "(0, 1]") for chance in listed("chances", self.chances))
+            if not chances:
+                raise RangeError("chances: must not be empty; leave it out")
+            object.__setattr__(self, "chances", chances)
 
     @property
     def adds(self) -> Terms:

@@ -106,7 +106,8 @@ def require_plausible(
     spent = 0 if settings.rules.private is None else round
     require(ledger.rounds == spent, f"privacy: the ledger has {ledger.rounds} rounds; expected {spent}")
     gamma = numbers["gamma"]
-    require(math.isfinite(gamma) and rate <= LARGEST, f"gamma={gamma!r} or lr={rate!r} is outside the range of float32")
+    is_valid = math.isfinite(gamma) and 0 <= saved("gamma_lr", 0) <= LARGEST and rate <= LARGEST
+    require(is_valid, f"gamma={gamma!r} or lr={rate!r} is outside the range of float32")
     known = re.compile("(x|x_prev|ahead|momentum|center|total)$|(past|moment|v|total|population|norms|counter)/")
     if unknown := [name for name in vectors if not known.match(name)]:
         raise CheckpointError(

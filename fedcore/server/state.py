@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Cohort, check_step
+from fedcore.algorithms.rates import rate_at
 from fedcore.arrays import (
     CPU,
     F32,
@@ -602,8 +603,9 @@ class State:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
             result = self._sum.precise(result, step.v.A)
             # Set even if x waits: the next round may step without clients.
-            changes["gamma"] = step_length(settings, now, cohort, step.gamma)
-            gamma = changes["gamma"] if moves else 0.0
+            gamma = step_length(settings, now, cohort, step.gamma)
+            changes |= {"gamma": gamma, "gamma_lr": rate_at(settings.lr, number)}
+            gamma = gamma if moves else 0.0
             model, momentum = self.model, now.momentum if step.v.g or step.T.g else None
             read = (result.A, result.B, now.total, now.x, now.moments, momentum)
             self._sent = None  # x' may take its memory

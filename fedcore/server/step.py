@@ -107,7 +107,9 @@ class Population:
         after = self
         back = {client for client in clients if client in self.included} if self.included else set()
         if round is not None:
-            new = [n for n, client in zip(numbers, clients, strict=True) if client not in back] if back else numbers
+            # A client that is back was not away, but has no appearances of its own any more.
+            stays = back if not self.heard else ()
+            new = [n for n, client in zip(numbers, clients, strict=True) if client not in stays] if stays else numbers
             after = replace(after, arrived=_with(self.arrived, new, [round] * len(new)))
         if sizes is None:
             return after
@@ -419,6 +421,7 @@ class Snapshot(NamedTuple):
         idle: of these, the rounds that a group of tensors did not have, since it got no update. The server's rate and
             the optimizer's count only the others; the clients' rate is that of ``round_number``.
         gamma: the last gamma, for a round without clients.
+        gamma_lr: the clients' rate in its round; 0 if an older version saved the folder.
         ahead: float32[n], the model that methods that look ahead send in place of x; else None.
         transactions: the number of finished rounds, changes of clients, options and x, and warm starts.
         exact_total: T as an exact sum; ``total`` is then its float64 value.
@@ -443,6 +446,7 @@ class Snapshot(NamedTuple):
     round_number: int = 0
     idle: int = 0
     gamma: float = 0.0
+    gamma_lr: float = 0.0
     ahead: F32 | None = None
     transactions: int = 0
     exact_total: ExactSum | None = None
@@ -526,6 +530,7 @@ class Snapshot(NamedTuple):
             "round_number": self.round_number,
             "transactions": self.transactions,
             "gamma": self.gamma,
+            "gamma_lr": self.gamma_lr,
             "references": sorted(self.history.references.items()),
             "population": self.population.to_state(),
             "changed": dict(self.changed),
@@ -568,6 +573,7 @@ class Snapshot(NamedTuple):
             round_number=int(numbers["round_number"]),
             idle=numbers.get("idle", 0),
             gamma=float(numbers["gamma"]),
+            gamma_lr=float(numbers.get("gamma_lr", 0)),
             ahead=vectors.get("ahead"),
             center=vectors.get("center"),
             transactions=count_of(numbers),
@@ -677,27 +683,31 @@ def counted_steps(
 
 
 def step_length(settings: Settings, now: Snapshot, cohort: Cohort, gamma_of_step: float | None) -> float:
-    """Return gamma, or the last gamma for a round without draws.
+    """Return gamma; for a round without draws the last gamma, times the change of the clients' rate since.
 
-    The order of precedence: the server's rate, the method's gamma, the optimizer's rate, 1 for averaged models, the
+    The order of precedence: the server's rate, the optimizer's rate, the method's gamma, 1 for averaged models, the
     mean of eta_i K_i over draws.
     """
-    if gamma_of_step is not None and settings.server_lr is None:
-        return float(gamma_of_step)
-    if (gamma := claimless_gamma(settings, now)) is not None:
-        return gamma
+    for gamma in (set_gamma(settings, now), gamma_of_step, 1.0 if settings.averages_models else None):
+        if gamma is not None:
+            return float(gamma)
     if not cohort.S:
-        return now.gamma
+        return now.gamma * (rate_at(settings.lr, now.round_number) / now.gamma_lr if now.gamma_lr else 1.0)
     counts = cohort.claims.counts
     return float((cohort.eta_steps * counts).sum() / counts.sum())
 
 
-def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
-    """Return gamma if it does not depend on updates: the server's or optimizer's rate, or 1 for averaged models."""
+def set_gamma(settings: Settings, now: Snapshot) -> float | None:
+    """Return the server's rate, or else the optimizer's; None without both."""
     if settings.server_lr is not None:
         return rate_at(settings.server_lr, now.round_number - now.idle)
-    gamma = None if settings.optimizer is None else optimizers.rate_of(settings.optimizer, now.round_number - now.idle)
-    return float(gamma) if gamma is not None else 1.0 if settings.averages_models else None
+    return optimizers.rate_of(settings.optimizer, now.round_number - now.idle)
+
+
+def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
+    """Return gamma if it does not depend on updates: ``set_gamma``, or 1 for averaged models."""
+    gamma = set_gamma(settings, now)
+    return 1.0 if gamma is None and settings.averages_models else gamma
 
 
 def usual_distance(settings: Settings, now: Snapshot) -> float:

@@ -79,6 +79,15 @@ def test_rounding_makes_no_variance_negative():
     assert [client for client, _ in report.rejected] == [0]
 
 
+@pytest.mark.parametrize("accumulator", ["exact", "float32", "float64"])
+@pytest.mark.parametrize(("weight", "after"), [(1e-320, (0.5, 0.5)), (1e-14, (0.5, 1.5)), (1e-10, (1.5, 1.5))])
+def test_buffers_whose_weight_is_too_small_for_a_mean_stay(weight, after, accumulator):
+    server, sent = server_of(accumulator=accumulator), model() | {"running_mean": np.full(3, 1.5, np.float32)}
+    own = Update(0, sent, 1, weight=weight), Update(1, np.ones(4, np.float32), 1, kind="gradient", weight=1.0)
+    assert server.round(own).accepted == (0, 1)
+    np.testing.assert_allclose(server.tensors()["running_mean"], after[accumulator != "exact"], rtol=1e-4)
+
+
 def test_the_names_of_nonnegative_buffers_are_saved(tmp_path):
     server = server_of()
     server.round([Update(0, model(0.0), 5)])  # all of it is zero now
