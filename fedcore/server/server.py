@@ -78,10 +78,10 @@ class Server(Represented, Unpicklable):
             With the mapping, an update that reports more than n_k examples, or no number, counts with n_k.
             ``add_clients`` and ``open_round`` add clients.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
-        server_lr: gamma: a number, or a function of the round. Default: the rate that the method computes (FedExP);
-            else the ``eta`` of the optimizer; else 1, if the method averages the clients' models (FedAvg);
-            else the mean of eta_i K_i over the cohort. A round without clients has no such mean and uses the last
-            gamma.
+        server_lr: gamma: a number, or a function of the round. Default: the ``eta`` of the optimizer; else the rate
+            that the method computes (FedExP); else 1, if the method averages the clients' models (FedAvg); else the
+            mean of eta_i K_i over the cohort. A round without clients has no such mean. It uses the last gamma, times
+            the change of ``lr`` since.
         optimizer: one of ``fedcore.algorithms.optimizers``, or its name such as "Adam". It turns the method's direction
             into the step.
         aggregation: the rules that reject, cap or scale updates, and a robust rule that combines them in place of the

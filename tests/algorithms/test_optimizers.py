@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Compute, Model, Server, Storage, Update
-from fedcore.algorithms import optimizers
+from fedcore.algorithms import MBSTORM, FedExP, FedNova, QFedAvg, optimizers
 from fedcore.errors import AlgorithmError, CheckpointError, DivergedError, RangeError, UnknownNameError
 
 n, rounds = 7, 25
@@ -68,6 +68,12 @@ def test_the_optimizers_rate_without_a_server_rate(method):
     plain = Server(np.zeros(n, np.float32), method, 2, lr=0.5, optimizer=optimizers.Adam(eta=None))
     report = plain.round([Update(i, value=np.ones(n), kind="delta", steps=4) for i in range(2)])
     assert report.gamma == (1.0 if method == "FedAvg" else 2.0)
+
+
+@pytest.mark.parametrize("method", [FedExP(), QFedAvg(), FedNova(), MBSTORM(0.5, steps=2)], ids=repr)
+def test_an_optimizer_s_rate_goes_before_that_of_the_method(method):
+    server = Server(np.zeros(n, np.float32), method, 1, lr=0.5, optimizer=optimizers.SGD(0.0, eta=0.25))
+    assert server.round([Update(0, np.ones(n), method.most_steps or 1, loss=1.0)]).gamma == 0.25
 
 
 def test_kingma_and_ba_s_correction_makes_the_first_step_eta_long():

@@ -12,19 +12,19 @@ def plain(clients, x, lr, t, steps, S):
 
 def fedstale(clients, x, lr, course, beta, chances=None):
     """v = sum_S (a_i / p_i)(h_i - beta r_i) + beta sum_all a_j r_j, a = 1/N; p = S/N where it is not known."""
-    r, gamma = np.zeros((N, n)), 0.0
+    r, K = np.zeros((N, n)), 0.0
     for t, S, steps, forgotten, registered in course.rounds():
         r[forgotten] = 0
         sent = plain(clients, x, lr, t, steps, S)
         if S:
-            gamma = np.mean([length for _, length in sent.values()])
+            K = np.mean([steps[i] for i in S])
         if S or chances is not None:
             p = np.full(N, len(S) / registered) if chances is None else np.broadcast_to(chances, N)
             v = beta * r.sum(axis=0) / registered
             v = v + sum((h - beta * r[i]) / (registered * p[i]) for i, (h, _) in sent.items())
             for i, (h, _) in sent.items():
                 r[i] = h
-            x = x - gamma * v
+            x = x - lr(t) * K * v
         yield x
 
 

@@ -152,16 +152,16 @@ def fedavg(clients, x, lr, course, weigh=lambda n_k: n_k, mu=0.0, alpha=1.0):
 
 
 def mifa(clients, x, lr, course, wait, warm=None):
-    rows, gamma = dict(warm or {}), 0.0
+    rows, K = dict(warm or {}), 0.0
     for t, S, steps, forgotten, registered in course.rounds():
         for i in forgotten:
             rows.pop(i, None)
         for i in S:
             rows[i] = (x - clients.train(i, x, lr(t), steps[i])[0]) / (lr(t) * steps[i])
         if S:
-            gamma = np.mean([lr(t) * steps[i] for i in S])
+            K = np.mean([steps[i] for i in S])
         if rows and (not wait or len(rows) == registered):
-            x = x - gamma * sum(rows.values()) / registered
+            x = x - lr(t) * K * sum(rows.values()) / registered
         yield x
 
 

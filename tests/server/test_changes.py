@@ -29,6 +29,14 @@ def test_a_changed_rate_has_the_bits_of_a_schedule(method, tmp_path):
         assert everything(server)[1:3] == everything(straight)[1:3]
 
 
+def test_a_round_without_clients_steps_along_old_rows_at_the_rate_of_today(tmp_path):
+    with Server(X0, "MIFA", 1, lr=0.5, storage=tmp_path / "s") as server:
+        server.round([Update(0, X0 - 1, steps=2)])  # h = 1
+        server.change(lr=0.125)
+    with Server.load(tmp_path / "s") as server:
+        assert (server.round([]).gamma, server.x.tolist()) == (0.25, [-1.25, -1.25])
+
+
 def test_the_folder_and_the_next_report_have_the_changes(tmp_path, caplog):
     options = dict(lr=0.1, limits=Limits(max_steps=9), storage=tmp_path / "s")
     Server(X0, algorithms.named("MIFA", wait=False), 2, **options).close()

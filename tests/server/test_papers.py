@@ -150,7 +150,7 @@ def test_rows_of_removed_clients_leave_the_sums(method):
 
 
 def test_mifa_steps_in_an_empty_round_after_the_only_client_without_a_row_was_removed():
-    """It steps along the mean of rounds in which x stayed, with the last gamma."""
+    """It steps along the mean of rounds in which x stayed, with the last K and today's rate."""
     course = Course([[0, 1], [], [], [1]], [[K] * N] * 4, frozenset({0, 1, 2}), {1: [("exclude", 2)]})
     assert distance("MIFA", 0, course, 3) < CLOSE
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Storage, Update
+from fedcore.algorithms import FedAU, FedAWE
 from fedcore.errors import RangeError, RoundError, StoreError, UnknownClientError
 from fedcore.server.step import Population
 from fedcore.store.registry import Registry
@@ -292,3 +293,16 @@ def test_a_server_with_many_runs_is_resumed(tmp_path):
     for server in servers[1:]:
         hear(server, 7, "a1", "a68")
         assert server.x.tobytes() == servers[1].x.tobytes()
+
+
+@pytest.mark.parametrize("method", [FedAU(cutoff=2), FedAWE()], ids=repr)
+def test_a_client_that_returns_to_the_objective_counts_its_appearances_as_a_new_one_does(method):
+    servers = [Server(np.zeros(1, np.float32), method, {0: 1, 1: 1}, lr=0.1) for _ in "ab"]
+    for server, from_objective in zip(servers, (True, False), strict=True):
+        for t in range(6):
+            if t == 3:
+                server.remove_client(1, from_objective=from_objective)
+                server.add_clients({1: 1})
+            sent = server.broadcast([0, 1])
+            assert server.round([Update(i, sent.start(i) - i, 1) for i in (0, 1) if t != 4 or i]).weights.max() <= 2
+    assert servers[0].x == servers[1].x
