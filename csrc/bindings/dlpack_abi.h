@@ -7,7 +7,7 @@ namespace fedcore::bindings::dlpack {
 
 constexpr std::int32_t kCpu = 1, kCuda = 2, kPinned = 3, kManaged = 13;   // device types
 constexpr std::uint8_t kInt = 0, kUnsigned = 1, kFloat = 2, kBfloat = 4;  // type codes
-constexpr std::uint64_t kReadOnly = 1, kCopied = 2;                       // flag bit, 1.x only
+constexpr std::uint64_t kReadOnly = 1, kNotInPlace = 3;                   // flag bits, 1.x only: 2 is a copy
 
 struct Tensor {
     void* data;

@@ -120,17 +120,17 @@ ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name
     return found;
 }
 
-ExportedArray from_versioned(const dlpack::ManagedVersioned& managed, Name name, bool devices) {
+ExportedArray from_versioned(const dlpack::ManagedVersioned& managed, bool copied, Name name, bool devices) {
     if (managed.major != 1)
         raise("ArrayError", name.text() + ": expected DLPack 1, got " + std::to_string(managed.major));
     // Writes to a copy would never reach the array.
-    return from_tensor(&managed.tensor, (managed.flags & (dlpack::kReadOnly | dlpack::kCopied)) == 0, name, devices);
+    return from_tensor(&managed.tensor, !copied && (managed.flags & dlpack::kNotInPlace) == 0, name, devices);
 }
 
 ExportedArray from_dlpack(const py::capsule& capsule, Name name, bool devices) {
     const char* kind = capsule.name() == nullptr ? "" : capsule.name();
     if (std::strcmp(kind, "dltensor_versioned") == 0)
-        return from_versioned(*capsule.get_pointer<dlpack::ManagedVersioned>(), name, devices);
+        return from_versioned(*capsule.get_pointer<dlpack::ManagedVersioned>(), false, name, devices);
     if (std::strcmp(kind, "dltensor") != 0)
         raise("ArrayError", name.text() + ": expected an unused DLPack capsule, got '" + kind + "'");
     return from_tensor(&capsule.get_pointer<dlpack::Managed>()->tensor, true, name, devices);
@@ -450,7 +450,7 @@ ExportedArray open_any(py::handle object, Name name, Keep& keep, CallersStreams*
         dlpack::ManagedVersioned* managed = nullptr;
         if (!source.is_none() && exchange->managed_of(source.ptr(), &managed) == 0 && managed != nullptr) {
             keep.tensors.emplace_back(managed);
-            const ExportedArray found = from_versioned(*managed, name, devices);
+            const ExportedArray found = from_versioned(*managed, !source.is(object), name, devices);
             if (is_in_memory(source, found)) {
                 if (found.device != kHost) streams->follow(current_stream(*exchange, managed->tensor));
                 return found;

@@ -64,6 +64,11 @@ def test_a_tensor_is_written_in_place():
     assert out.tolist() == [3, 4, 5]
 
 
+def test_a_view_whose_memory_holds_the_negated_numbers_is_no_output():
+    with pytest.raises(errors.ArrayError, match=r"^out\b.*read-only"):
+        kernels.weighted_sum([torch.ones(1)], [1], torch.zeros(1, dtype=torch.complex64).conj().imag)
+
+
 def test_memory_is_released():
     row = torch.ones(4)
     storage = row.untyped_storage()
