@@ -27,7 +27,7 @@ from tests.cli.command import invoke
 from tests.kills import ended
 from tests.kit import in_threads, one_by_one
 from tests.server.invariant import contradictions
-from tests.server.stopping import Stopped, a_round, check, each_line, expected
+from tests.server.stopping import a_round, check, expected, from_outside, line_by_line, stores, with_line
 from tests.server.stopping import a_server as a_server_to_stop
 
 N = 1000
@@ -484,21 +484,12 @@ def test_fork_is_not_profiled():
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_interrupt_at_any_line_of_profiling(tmp_path, medium, stride):
     """The round is complete or rolled back, and its spans are closed."""
-
-    def stop():
-        raise Stopped
-
-    def server():
-        return a_server_to_stop("MIFA", "ram" if medium == "ram" else f"mmap:{tmp_path / str(at)}")
-
-    at = 0
-    before, after = expected(server, a_round)
-    at, goes_on, ends = 1, True, set()
-    while goes_on:
-        one = server()
+    places, ends = stores(tmp_path, medium), set()
+    before, after = expected(lambda: a_server_to_stop("MIFA", next(places)), a_round)
+    for run in line_by_line(from_outside, "fedcore/profiling", stride=stride):
+        one = a_server_to_stop("MIFA", next(places))
         with fedcore.profile() as profile:
-            with suppress(Stopped):
-                goes_on = each_line(a_round, one, at, stop, room="fedcore/profiling")
+            run(a_round, one)
             with span("save"):
                 pass
         assert contradictions(one) == []
@@ -507,7 +498,6 @@ def test_interrupt_at_any_line_of_profiling(tmp_path, medium, stride):
         assert last[6] == last[5] - last[4]
         assert not any(running() for running in profiling._thread.running)
         ends.add(check(one, before, after))
-        at += stride
     assert ends == {False, True}
 
 
@@ -518,9 +508,8 @@ def test_signal_handler_aborts_a_round_and_reads_the_profile():
         round = server.open_round()
         signal.signal(signal.SIGTERM, lambda *_: (round.abort(), tables.append(profile.table())))
         try:
-            each_line(
-                lambda _: round.add(0, server.x.astype(np.float64), steps=1),  # folded before add returns
-                server,
+            with_line(
+                lambda: round.add(0, server.x.astype(np.float64), steps=1),  # folded before add returns
                 5,
                 lambda: signal.raise_signal(signal.SIGTERM),
                 room="fedcore/server/aggregation",

@@ -95,9 +95,3 @@ def test_store_verify(folder):
     listed = json_of("store", "verify", folder, status=1)
     assert listed["sound"] is False
     assert len(listed["problems"]) == 1
-
-
-def test_listing_commands_have_a_json_option():
-    lists = [["list"], ["doctor"], ["show-data"], ["store", "info"], ["store", "verify"]]
-    for command in lists:
-        assert "--json" in invoke(*command, "--help").output, command

@@ -203,23 +203,6 @@ def test_a_shard_of_an_older_copy_is_found_out(tmp_path):
         Server.load(tmp_path / "run")
 
 
-def test_a_shard_that_is_ahead_rolls_back(tmp_path):
-    """After a crash: one shard has the second round, the other has not."""
-    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
-        one_round(server)
-        shutil.copytree(tmp_path / "run" / "shard-1", tmp_path / "before")
-        one_round(server)
-    shutil.rmtree(tmp_path / "run" / "shard-1")
-    shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
-    one = made("MIFA", X0)
-    one_round(one)
-    with Server.load(tmp_path / "run") as server:
-        same(one, server, opened_again=True)
-        one_round(server)
-        one_round(one)
-        same(one, server, opened_again=True)
-
-
 def test_in_memory_nothing_survives_the_loss_of_a_shard(monkeypatch):
     with made("MIFA", X0, shards=2) as server:
         monkeypatch.setattr(ClientStore, "commit", broken)

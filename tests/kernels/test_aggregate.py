@@ -13,12 +13,6 @@ from tests import oracle
 from tests.kernels.arrays import DTYPES, Numbers, assert_same_bits, bits, vectors
 
 
-def test_weighted_sum_of_no_rows_is_zero():
-    out = np.ones(5, np.float32)
-    assert kernels.weighted_sum([], [], out=out) is out
-    np.testing.assert_array_equal(out, np.zeros(5))
-
-
 def test_tensors_buffers_and_unaligned_rows_are_not_copied():
     rows = vectors(3, 1001)
     due = kernels.weighted_sum(rows, [1, 2, 3])

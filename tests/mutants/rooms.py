@@ -26,7 +26,7 @@ DEVICES = [
 """A server on the emulated device: seven seconds in a hundred of what all of these take."""
 
 AVERAGES = ["tests/test_averaging.py", "tests/test_layout.py"]
-METHODS = of("server", "contract", "papers", "medians", "counts", "diagnostics", "hand_computed")
+METHODS = of("server", "contract", "papers", "medians", "claims", "diagnostics", "hand_computed")
 METHODS += of("server", "newcomers", "resume", "logs")
 """The server's tests over many methods."""
 

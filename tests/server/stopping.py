@@ -3,7 +3,7 @@
 import dis
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -137,8 +137,26 @@ def leaves_a_block(frame):
     return dis.opname[loads[0][0]] == "LOAD_CONST" and loads == 3 * loads[:1]
 
 
-def each_line(operation, server, at, action, room="fedcore"):
-    """Run an operation, with an action before its ``at``-th line in a folder; return whether there are so many."""
+def line_by_line(stop, room="fedcore", *, first=1, stride=1, least=0):
+    """Yield a function that calls another one with arguments, and stops it before a line in a folder.
+
+    The next one stops it some lines later, and the last one not at all: there must be more than ``least`` lines.
+    """
+    at, goes_on = first, True
+
+    def run(act, *arguments):
+        nonlocal goes_on
+        with suppress(Stopped):
+            goes_on = with_line(lambda: act(*arguments), at, stop, room)
+
+    while goes_on:
+        yield run
+        at += stride
+    assert at > least
+
+
+def with_line(act, at, action, room="fedcore"):
+    """Call a function, with an action before its ``at``-th line in a folder; return whether there are so many."""
     lines = 0
 
     def trace(frame, event, argument):
@@ -154,7 +172,7 @@ def each_line(operation, server, at, action, room="fedcore"):
 
     sys.settrace(trace)
     try:
-        operation(server)
+        act()
     finally:
         sys.settrace(None)
     return lines >= at

@@ -49,13 +49,11 @@ def test_examples_count_up_to_10_medians_in_any_order(method, of):
         server, bounded = server_of(method), server_of(method)
         for t in range(4):
             honest = [30 + i for i in range(of)]
-            median = sorted(honest[:at] + honest[at + 1 :])[(of - 1) // 2 if of > 2 else 0]
             updates = replies(server, [10**9 if i == at else c for i, c in enumerate(honest)], t)
             assert len(server.round(updates).accepted) == of
             # never more than if it had claimed 11 times the greatest that the others say
             due = replies(bounded, [10 * (30 + of) if i == at else c for i, c in enumerate(honest)], t)
             bounded.round(due)
-            assert median <= 30 + of
             assert np.abs(server.x - bounded.x).max() < 0.02
 
 

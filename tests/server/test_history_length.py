@@ -166,14 +166,3 @@ def test_a_history_of_zero_is_rejected(tmp_path):
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(RangeError, match=r"^history\b"):
             made(tmp_path, history=wrong)
-
-
-def test_the_rounds_of_the_fewest_rows_are_folded_and_the_oldest_of_equals(tmp_path):
-    server = made(tmp_path, N=6, n=1, history=3)
-    for cohort in ([0, 1, 2, 3, 4, 5], [0], [1], [2, 3]):
-        server.round([Update(i, value=np.float32([1 + i]), kind="gradient", steps=1) for i in cohort])
-    # Round 0 has two rows, rounds 1 and 2 have one each, round 3 is the newest.
-    assert list(server._backend.snapshot.history) == [0, 2, 3]
-    server.round([Update(5, value=np.float32([9]), kind="gradient", steps=1)])
-    assert list(server._backend.snapshot.history) == [2, 3, 4]
-    assert [server.store.round_of(i) for i in range(6)] == [1, 2, 3, 3, 0, 4]

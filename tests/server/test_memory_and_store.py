@@ -3,6 +3,9 @@
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from itertools import cycle
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -35,16 +38,13 @@ def stride(request):
 @pytest.mark.parametrize("method", stopping.METHODS)
 @pytest.mark.sample(1)
 def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
-    places = stopping.stores(tmp_path, medium)
+    places, kinds, ends = stopping.stores(tmp_path, medium), cycle(stopping.KINDS), set()
     before, after = stopping.expected(lambda: stopping.a_server(method, next(places)), operation)
-    at, goes_on, ends = 1 + stride // 2, True, set()
-    while goes_on:
+    stop = lambda: signal.raise_signal(next(kinds))  # noqa: E731
+    for run in stopping.line_by_line(stop, first=1 + stride // 2, stride=stride):
         server = stopping.a_server(method, next(places))
-        kind = stopping.KINDS[at % len(stopping.KINDS)]
-        with suppress(stopping.Stopped):
-            goes_on = stopping.each_line(operation, server, at, lambda kind=kind: signal.raise_signal(kind))
+        run(operation, server)
         ends.add(stopping.check(server, before, after))
-        at += stride
     assert ends == {False, True}
 
 
@@ -53,25 +53,17 @@ def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
 def test_a_signal_waits_until_a_failed_change_is_rolled_back(operation):
     """An interrupted rollback would stay half-done."""
 
-    def fails(*_, **__):
-        raise StoreError("no space left")
+    def in_vain(server):
+        with suppress(StoreError):
+            operation(server)
 
     before = stopping.seen(stopping.a_server("MIFA", "ram"))
-    at, goes_on = 1, True
-    while goes_on:
+    for run in stopping.line_by_line(stopping.by_a_signal, room="fedcore/store", least=10):
         server = stopping.a_server("MIFA", "ram")
-        server._backend.store.commit = fails
-
-        def in_vain(server):
-            with suppress(StoreError):
-                operation(server)
-
-        with suppress(stopping.Stopped):
-            goes_on = stopping.each_line(in_vain, server, at, stopping.by_a_signal, room="fedcore/store")
+        server._backend.store.commit = Mock(side_effect=StoreError("no space left"))
+        run(in_vain, server)
         del server._backend.store.commit
         stopping.check(server, before, None)
-        at += 1
-    assert at > 10
 
 
 @pytest.mark.usefixtures("raising_handlers")
@@ -81,18 +73,14 @@ def test_an_interruption_at_any_line_of_abort(method, stop):
     """The staged rows are discarded now, or before the commit of the next change."""
 
     _, after = stopping.expected(lambda: stopping.a_server(method, "ram"), stopping.two_arrive)
-    at, goes_on = 1, True
-    while goes_on:
+    for run in stopping.line_by_line(stop, least=10):
         server = stopping.a_server(method, "ram")
         opened = server.open_round(newcomers={"new": 5} if method == "FlexibleFedAvg" else ["new"])
         opened.add("d", server.x + 1, steps=1)
-        with suppress(stopping.Stopped):
-            goes_on = stopping.each_line(lambda _, opened=opened: opened.abort(), server, at, stop)
+        run(opened.abort)
         opened.abort()  # where the first had not begun
         stopping.two_arrive(server)
         stopping.check(server, None, after)
-        at += 1
-    assert at > 10
 
 
 @pytest.mark.parametrize("operation", stopping.OPERATIONS, ids=lambda f: f.__name__)
@@ -102,13 +90,10 @@ def test_an_interruption_at_any_line_of_abort(method, stop):
 def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operation, stride):
     places = stopping.stores(tmp_path, medium)
     before, after = stopping.expected(lambda: stopping.a_server(method, next(places)), operation)
-    at, goes_on = 1 + stride // 2, True
-    while goes_on:
+    for run in stopping.line_by_line(stopping.from_outside, first=1 + stride // 2, stride=stride):
         server = stopping.a_server(method, next(places))
-        with suppress(stopping.Stopped):
-            goes_on = stopping.each_line(operation, server, at, stopping.from_outside)
+        run(operation, server)
         stopping.check(server, before, after)
-        at += stride
 
 
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.endurance)])
@@ -116,15 +101,12 @@ def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operati
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, operation, stride):
     """Few lines are between the folder's transaction and the memory that follows it."""
-    places = stopping.stores(tmp_path, medium)
+    places, ends = stopping.stores(tmp_path, medium), set()
     before, after = stopping.expected(lambda: stopping.a_server("MIFA", next(places)), operation)
-    at, goes_on, ends = 1, True, set()
-    while goes_on:
+    for run in stopping.line_by_line(stopping.from_outside, room="fedcore/store/commits.py", stride=stride):
         server = stopping.a_server("MIFA", next(places))
-        with suppress(stopping.Stopped):
-            goes_on = stopping.each_line(operation, server, at, stopping.from_outside, room="fedcore/store/commits.py")
+        run(operation, server)
         ends.add(stopping.check(server, before, after))
-        at += stride
     assert ends == {False, True}
 
 
@@ -169,13 +151,9 @@ def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
         old = stopping.seen(server)
         opened = server.open_round()
         signal.signal(signal.SIGTERM, lambda *_, opened=opened: opened.abort())
+        add = partial(opened.add, "a", server.x + 1, steps=1)
         try:
-            goes_on = stopping.each_line(
-                lambda server, opened=opened: opened.add("a", server.x + 1, steps=1),
-                server,
-                at,
-                lambda: signal.raise_signal(signal.SIGTERM),
-            )
+            goes_on = stopping.with_line(add, at, lambda: signal.raise_signal(signal.SIGTERM))
         except RoundError:
             ends.add("rejected")  # the signal came before the call had begun
         finally:
@@ -203,12 +181,8 @@ def test_a_signal_handler_may_not_add_during_add():
     before = signal.signal(signal.SIGTERM, add)
     try:
         with server.open_round() as opened:
-            stopping.each_line(
-                lambda server: opened.add("a", server.x + 1, steps=1),
-                server,
-                30,
-                lambda: signal.raise_signal(signal.SIGTERM),
-            )
+            add_one = partial(opened.add, "a", server.x + 1, steps=1)
+            stopping.with_line(add_one, 30, lambda: signal.raise_signal(signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert said == [signal.SIGTERM]

@@ -358,8 +358,3 @@ def test_a_minority_of_long_updates_never_counts(tmp_path):
     for _ in range(2):
         with server.open_round() as round:
             assert not any(round.add(0, server.x + 1000, steps=1) for _ in range(1000))
-
-
-def test_the_median_of_few_norms_ignores_zeros():
-    assert NormWindow().median([0.0, 3.0]) == 3.0
-    assert NormWindow().median([0.0, 0.0, 3.0]) is None

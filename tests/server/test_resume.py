@@ -63,8 +63,6 @@ def test_methods_and_optimizers_may_be_named(tmp_path):
         assert server.settings.optimizer == optimizers.Yogi()
     with Server.load(tmp_path / "s", algorithm="MIFA", optimizer="yogi") as again:
         assert type(again.algorithm) is algorithms.MIFA
-    with pytest.raises(errors.RangeError, match=r"optimizer=Adam: is a class; call it"):
-        Server(np.zeros(2, np.float32), "MIFA", 1, lr=0.1, optimizer=optimizers.Adam)
 
 
 def test_code_of_the_caller_is_needed_again(tmp_path):

@@ -167,14 +167,6 @@ def test_a_folder_keeps_the_chain(tmp_path):
         assert again.limits == Limits(max_norm=9)
 
 
-def test_the_rules_change_between_rounds():
-    server = Server(X, "FedAvg", 3, lr=0.1)
-    server.change(aggregation=[RejectFew()])
-    report = server.round(updates(20, 5, 60))
-    assert report.accepted == (0, 2)
-    assert report.changed == {"aggregation": ["RejectFew(least=10, many=100)", "Mean(weights=None)"]}
-
-
 def test_names_of_chains_and_rules():
     assert Chain.of("open").rules == OPEN
     assert Chain.of(None) == Chain.of("mean") == Chain.of([]) == Chain((Mean(),))

@@ -66,32 +66,25 @@ def test_newcomers_of_an_unfinished_round_are_not_saved(tmp_path, act, is_open):
 def test_two_threads_cannot_open_two_rounds(finishes):
     """One opens at every line of the other's opening, and may finish its round."""
 
-    def attempt(at):
-        server, opened = stopping.a_server("FedAvg", "ram"), []
+    def open_it():
+        with suppress(RoundError):
+            opened.append(server.open_round())
 
-        def open_it(server):
-            with suppress(RoundError):
-                opened.append(server.open_round())
-
-        def race():
-            other.submit(open_it, server).result(60)
-            if finishes and opened:
-                other.submit(opened[0].finish).result(60)
-
-        goes_on = stopping.each_line(open_it, server, at, race)
-        assert opened
-        is_open = [round for round in opened if round.is_open]
-        assert len(is_open) <= 1
-        for round in is_open:
-            round.abort()
-        stopping.a_round(server)
-        return goes_on
+    def race():
+        other.submit(open_it).result(60)
+        if finishes and opened:
+            other.submit(opened[0].finish).result(60)
 
     with ThreadPoolExecutor(1) as other:
-        at = 1
-        while attempt(at):
-            at += 1
-    assert at > 20
+        for run in stopping.line_by_line(race, least=20):
+            server, opened = stopping.a_server("FedAvg", "ram"), []
+            run(open_it)
+            assert opened
+            is_open = [round for round in opened if round.is_open]
+            assert len(is_open) <= 1
+            for round in is_open:
+                round.abort()
+            stopping.a_round(server)
 
 
 def test_a_closed_server_opens_no_round(tmp_path):
@@ -104,18 +97,10 @@ def test_a_closed_server_opens_no_round(tmp_path):
 @pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_an_interrupted_opening_leaves_no_newcomers(tmp_path, medium, stride):
-    def stop():
-        raise stopping.Stopped
-
     places = stopping.stores(tmp_path, medium)
-    at, goes_on = 1, True
-    while goes_on:
+    for run in stopping.line_by_line(stopping.from_outside, stride=stride, least=40):
         server = stopping.a_server("MIFA", next(places))
         before = stopping.seen(server)
-        with suppress(stopping.Stopped):
-            opens = lambda server: server.open_round(newcomers=["new", 8]).abort()  # noqa: E731
-            goes_on = stopping.each_line(opens, server, at, stop)
+        run(lambda server: server.open_round(newcomers=["new", 8]).abort(), server)
         assert set(server.clients) == set(stopping.CLIENTS)
         stopping.check(server, before, before)
-        at += stride
-    assert at > 40

@@ -163,26 +163,11 @@ def test_a_draw_from_a_million_clients():
     assert len(participation.Uniform(10**6, 20).active(0)) == 20
 
 
-def test_weights_need_not_add_up_to_one():
-    for replacement in (False, True):
-        weights = [0.1, 0.2, 0.3, 0.4], [0.4, 0.8, 1.2, 1.6]
-        one, four = (participation.Weighted(4, 2, some, replacement=replacement) for some in weights)
-        assert all(one.active(t).clients.tolist() == four.active(t).clients.tolist() for t in range(50))
-
-
-def test_with_replacement_there_may_be_more_draws_than_clients():
-    active = participation.Weighted(3, 50, [1, 1, 2], replacement=True).active(0)
-    assert active.clients.tolist() == [0, 1, 2]
-    assert active.counts.sum() == 50
-
-
 def test_weights_are_copied():
     weights = np.ones(3)
     pattern = participation.Weighted(3, 1, weights)
     weights[:] = 0
     assert pattern.weights.tolist() == [1, 1, 1]
-    with pytest.raises(ValueError, match="read-only"):
-        pattern.weights[0] = 2
 
 
 def test_at_least_leaves_enough_clients_unchanged():
@@ -331,11 +316,6 @@ def test_round_robin_in_phase():
 def test_round_robin_with_phases():
     pattern = participation.RoundRobin(4, 3, phase="random")
     assert [pattern.active(t).clients.tolist() for t in range(4)] == [[0, 1], [0, 1, 2, 3], [0, 1], [0, 1, 2]]
-
-
-def test_in_phase_all_clients_are_active_in_round_0():
-    assert len(participation.RoundRobin(50, 20).active(0)) == 50
-    assert len(participation.RoundRobin(50, 20, phase="random").active(0)) < 50
 
 
 def test_a_schedule_by_hand():

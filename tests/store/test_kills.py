@@ -1,7 +1,6 @@
 """A kill or an exception at any moment leaves the last committed round."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 
@@ -16,7 +15,7 @@ from fedcore.store.files import disk, slot_file
 from fedcore.store.files.inventory import VECTORS
 from fedcore.store.files.slot_file import Header
 from tests.kit import python
-from tests.server.stopping import Stopped, each_line, from_outside
+from tests.server.stopping import from_outside, line_by_line
 
 PROGRAM = Path(__file__).with_name("killed.py")
 LONG = pytest.mark.endurance
@@ -55,15 +54,11 @@ def test_killed_at_the_calls_of_an_undo_history(folder_in_memory, strides):
 @pytest.mark.parametrize("room", ["slot_file.py", "folder.py"])
 def test_a_file_of_vectors_is_made_again(tmp_path, room):
     vectors = {"x": np.arange(5, dtype=np.float32)}
-    at, goes_on = 1, True
-    while goes_on:
-        with ClientStore(3, 2, medium="mmap", path=tmp_path / str(at)) as store:
-            with suppress(Stopped):
-                goes_on = each_line(lambda store: store.commit(0, vectors), store, at, from_outside, f"files/{room}")
+    for count, run in enumerate(line_by_line(from_outside, f"files/{room}", least=20)):
+        with ClientStore(3, 2, medium="mmap", path=tmp_path / str(count)) as store:
+            run(store.commit, 0, vectors)
             store.commit(0, vectors)
             np.testing.assert_array_equal(store.vector("x"), vectors["x"])
-        at += 1
-    assert at > 20
 
 
 def test_a_file_of_vectors_that_a_kill_left_empty_is_made_again_beside_a_reader(tmp_path):
@@ -99,9 +94,9 @@ def test_rows_after_a_compaction_have_distinct_slots(tmp_path, medium, holes, mo
         monkeypatch.setattr(disk, "free", lambda *_: False)
     k, n = 20, 1000  # more rows than a chunk has, so that the file becomes shorter
     # The second case interrupts other lines of code than the third.
-    at, goes_on, step = 1 if holes else 4, True, 6 if medium == "mmap" else 1
-    while goes_on:
-        path = tmp_path / str(at) if medium == "mmap" else None
+    lines = line_by_line(from_outside, "slot", first=1 if holes else 4, stride=6 if medium == "mmap" else 1, least=20)
+    for count, run in enumerate(lines):
+        path = tmp_path / str(count) if medium == "mmap" else None
         with ClientStore(k, n, medium=medium, path=path, durability="none") as store:
             for client in range(k):
                 store.stage(client)[:] = client
@@ -109,8 +104,7 @@ def test_rows_after_a_compaction_have_distinct_slots(tmp_path, medium, holes, mo
             for client in {*range(k)} - {0, 3, 4}:
                 store.forget(client)
             store.commit(1)
-            with suppress(Stopped):
-                goes_on = each_line(lambda store: store.compact(), store, at, from_outside, "slot")
+            run(store.compact)
             for number in range(100, 100 + k):
                 store.add(str(number))
                 store.stage(str(number))[:] = number
@@ -121,5 +115,3 @@ def test_rows_after_a_compaction_have_distinct_slots(tmp_path, medium, holes, mo
             with ClientStore.open(path) as again:
                 assert {client: again.read(client)[0] for client in again.registry} == rows
             rmtree(path)
-        at += step
-    assert at > 20

@@ -50,23 +50,3 @@ def test_with_more_steps_they_reach_the_limit_of_fedavg_with_all_clients(clients
     run(server, clients, 300, cohort=unequal_dropouts, steps=lambda t, i: 5)
     assert distance(server.x, full.x) < 2e-6
     assert distance(server.x, clients.optimum()) > 1e-3  # The limit is not the optimum.
-
-
-def test_mimic_with_corrections_at_the_clients_has_the_same_models(clients):
-    """The client sends h_i + c_i and keeps c_i = v - h_i; Algorithm 1's "practical implementation"."""
-    at_server = server_of(algorithms.MimiC(), clients, lr=0.05)
-    at_clients = server_of(algorithms.MimiC(placement="client"), clients, lr=0.05)
-    assert not at_clients.algorithm.keeps_rows
-    c = np.zeros((N, n))
-    for t in range(200):
-        cohort = unequal_dropouts(t)
-        run(at_server, clients, 1, cohort=lambda _, cohort=cohort: cohort, steps=lambda t, i: 3)
-        broadcast = at_clients.broadcast(cohort)
-        h = {i: (broadcast.x - clients.work(broadcast, i, 3).astype(np.float64)) / (0.05 * 3) for i in cohort}
-        with at_clients.open_round() as round:
-            for i in cohort:
-                round.add(i, value=(h[i] + c[i]).astype(np.float32), kind="gradient", steps=3)
-        for i in cohort:
-            c[i] = at_clients.v - h[i]
-        assert distance(at_clients.x, at_server.x) < 1e-4
-    assert np.linalg.norm(at_server.x) > 0.1

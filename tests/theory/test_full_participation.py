@@ -73,16 +73,3 @@ def test_beta_1_is_the_plain_method(momentum, plain):
         run(server, CLIENTS, 20, cohort=cohorts.__getitem__, steps=lambda t, i: 3)
     assert distance(servers[0].x, servers[1].x) < 1e-6
     assert np.linalg.norm(servers[0].x) > 0.1
-
-
-def test_the_reparameterised_form_has_the_same_models():
-    """Eq. 31-33: g / beta, beta eta and beta gamma instead of g, eta and gamma."""
-    for form in (algorithms.FedAvgM, algorithms.SCAFFOLDM):
-        plain, other = (
-            server_of(form(BETA), CLIENTS, LR, server_lr=LR * K),
-            server_of(form(BETA, reparameterised=True), CLIENTS, BETA * LR, server_lr=BETA * LR * K),
-        )
-        for server in (plain, other):
-            run(server, CLIENTS, 50, cohort=lambda t: [t % N, (t + 3) % N], steps=lambda t, i: K)
-        assert distance(other.x, plain.x) < 1e-5
-        assert np.linalg.norm(plain.x) > 0.1

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import Network, Update, algorithms
-from fedcore.sim.network.topology import Topology
+from fedcore import Update, algorithms
 from tests.theory.quadratics import Clients, distance, run, server_of
 
 N, n, K, LR, ROUNDS = 6, 12, 4, 0.05, 25
@@ -115,33 +114,3 @@ def test_one_full_gradient_step_of_everybody_is_the_heavy_ball(clients, algorith
         x = x - LR * g
         xs.append(x)
     same(path(algorithm, clients, steps=1), np.array(xs))
-
-
-@pytest.mark.parametrize("steps", [1, K])
-def test_a_complete_graph_is_local_descent_with_everybody(clients, steps):
-    """NFSGD with W = 1/p everywhere, in which every node steps and mixes, against LFSGD that hears all of them."""
-    network = Network([np.zeros(n, np.float32)] * N, Topology.named("complete", N), lr=LR)
-    xs = []
-    for _ in range(ROUNDS):
-        updates = []
-        for j in range(N):
-            y = network.models[j].astype(np.float64)
-            for _ in range(steps):
-                y = y - LR * clients.gradient(j, y)
-            updates.append(Update(j, y.astype(np.float32), steps))
-        network.round(updates)
-        xs.append(network.output())
-    same(np.array(xs), path(algorithms.LocalDescent(), clients, steps=steps))
-
-
-def test_drawing_everybody_once_is_fedavg_and_a_count_is_a_weight(clients):
-    """LFSGD's plain mean over the draws: a client drawn c times weighs as c examples do in FedAvg."""
-    counts = [1, 3, 1, 2, 1, 1]
-    drawn, weighed = (server_of(algorithm, clients, LR) for algorithm in (algorithms.LocalDescent(), "FedAvg"))
-    for _ in range(ROUNDS):
-        for server, name in ((drawn, "count"), (weighed, "examples")):
-            broadcast = server.broadcast(range(N))
-            with server.open_round() as round:
-                for i in broadcast.ids:
-                    round.add(i, clients.work(broadcast, i, K), steps=K, **{name: counts[i]})
-    assert distance(drawn.x, weighed.x) < 1e-6

@@ -1,13 +1,11 @@
 """Interrupts at any line of a server on a device never give one slot to two rows."""
 
-from contextlib import suppress
-
 import numpy as np
 import pytest
 
 from fedcore import Compute, Server, Update, algorithms
 from fedcore.arrays import to_host
-from tests.server.stopping import Stopped, by_a_signal, each_line, from_outside, raising_handlers
+from tests.server.stopping import by_a_signal, from_outside, line_by_line, raising_handlers
 
 CLIENTS = ["a", "b", 7, "d"]
 
@@ -35,30 +33,26 @@ def ended(server):
 @pytest.mark.parametrize("stop", [by_a_signal, from_outside], ids=lambda f: f.__name__)
 def test_a_stop_at_any_line_of_abort(cuda_device, stop):
     due = ended(a_server("cpu"))
-    at, goes_on = 1, True
-    while goes_on:
+    for run in line_by_line(stop, least=20):
         server = a_server("cuda")
         opened = server.open_round()
         for client in CLIENTS[:2]:
             opened.add(client, np.full(6, 50, np.float32), steps=1)
-        with raising_handlers(), suppress(Stopped):
-            goes_on = each_line(lambda _, opened=opened: opened.abort(), server, at, stop)
+        with raising_handlers():
+            run(opened.abort)
         opened.abort()  # where the first had not begun
         np.testing.assert_array_equal(ended(server), due)
-        at += 1
-    assert at > 20
 
 
 def test_an_exception_from_outside_at_any_line_of_the_rows_in_a_round(cuda_device):
     accepted = a_server("cpu")
     a_round(accepted)
     due = {1: ended(a_server("cpu")), 2: ended(accepted)}
-    at, goes_on, ends = 1, True, set()
-    while goes_on:
+    ends = set()
+    # A stride of 3 comes to each line of a loop over the clients, at one of them.
+    for run in line_by_line(from_outside, room="fedcore/store/device_", stride=3):
         server = a_server("cuda")
-        with suppress(Stopped):
-            goes_on = each_line(a_round, server, at, from_outside, room="fedcore/store/device_")
+        run(a_round, server)
         ends.add(end := server.round_number)
         np.testing.assert_array_equal(ended(server), due[end])
-        at += 3  # which comes to each line of a loop over the clients, at one of them
     assert ends == {1, 2}

@@ -279,12 +279,6 @@ def test_label_k_draws_the_other_classes_uniformly():
     assert np.abs(others - 100).max() < 5 * np.sqrt(200 * 0.25)
 
 
-def test_label_k_with_all_classes_is_stratified():
-    y = np.repeat(np.arange(10), 60)
-    for part in label_k(y, 6, 10, seed=0):
-        assert np.bincount(y[part]).tolist() == [10] * 10
-
-
 def test_label_k_in_the_setting_of_the_mimic_code():
     parts = label_k(np.repeat(np.arange(10), 6000), 30, 2, seed=0, most_per_class=1000)
     assert all(len(part) <= 2000 for part in parts)

@@ -300,22 +300,6 @@ def test_generated_data_depends_on_the_seed():
     assert not np.array_equal(first.train_x[:50], second.train_x[:50])
 
 
-@pytest.mark.parametrize(
-    "partition",
-    [
-        "{name='label-k', clients=6, classes_per_client=3}",
-        "{name='dirichlet', clients=6, alpha=0.3, least=5}",
-        "{name='one-label', clients=6, smallest=5}",
-        "{name='iid', clients=6}",
-        "{name='iid-pareto', clients=6, smallest=5, largest=100}",
-    ],
-)
-def test_every_partition_of_a_file(partition):
-    dataset, parts = load_and_partition(load_preset("quickstart", [f"partition={partition}"]), 0)
-    assert len(parts) == 6
-    assert 0 <= min(part.min() for part in parts) <= max(part.max() for part in parts) < len(dataset.train_y)
-
-
 def with_grid(grid):
     return points(load_preset("quickstart", ["algorithms=['FedAvg', 'FedAvgM', 'SCAFFOLDM']", f"grid={grid}"]))
 
