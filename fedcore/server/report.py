@@ -72,7 +72,7 @@ class Report(Represented):
         gamma: the length of the server's step along v; 0 if x is unchanged.
         waiting_for: the number of clients without an update for which x waits (MIFA).
         seconds: the server's time, without the clients' time.
-        bytes: the size of the clients' updates.
+        bytes: the size of the clients' updates, and of partial sums.
         changed: the options that ``Server.change`` or ``Server.load`` changed before the round, and as "x" how often
             ``Server.replace_x`` replaced x. Default: none.
         closed: the reason of ``Round.may_close`` when the round was finished; None if it was finished earlier.

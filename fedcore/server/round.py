@@ -49,6 +49,7 @@ from fedcore.server.update import (
     Reply,
     Staging,
     Update,
+    bytes_of,
     digest_of_id,
     immutable_copy,
 )
@@ -253,7 +254,7 @@ class Round(OpenRound):
         """
         if self._settings.repeats:
             return tuple(client for _, client in sorted(self._known, key=itemgetter(0)))
-        return tuple(self._known)
+        return tuple(self._accepted)
 
     @one_call
     def may_close(self) -> str | None:
@@ -466,12 +467,15 @@ class Round(OpenRound):
             RangeError: as ``Server.require_partial_sums``.
             UnknownClientError: one of ``clients`` is not registered.
         """
+        began = time.perf_counter()
         self._require_open()
         has_noise = isinstance(partial, PartialSum) and partial.noise > 0
         self._require_partial_sums("masked sums" if has_noise else "edges")
         own = None if clients is None else {self._clients.check(client) for client in clients}
         self._fold_held()
-        joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
+        joined = self._partials.join(lambda: self._sum, partial, own, self._accepted, self._settle_examples)
+        self._bytes += bytes_of(partial)
+        self._seconds += time.perf_counter() - began
         if isinstance(joined, str):
             self._rejected.append((sender, joined), is_known=sender in self._clients)
             return Reply("rejected", joined)
@@ -510,7 +514,7 @@ class Round(OpenRound):
         self._require_open()
         self._require_partial_sums("edges")
         self._fold_held(last=True)
-        partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
+        partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected))
         # Rules compare the updates of the next round with those of this one.
         self._state.snapshot = self._state.snapshot._replace(norms=self._validator.remembered())
         self._abort()

@@ -49,6 +49,8 @@ LOGGER = logging.getLogger("fedcore.server")
 
 
 SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
+LEAST_EXAMPLES = 1e-12
+"""The least number of examples: above ``LEAST_EXACT``, so that no client ends a round whose weights are examples."""
 EXACT = 1e-6
 """Relative tolerance of a reported rate, which may have been sent as float32."""
 
@@ -59,7 +61,7 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> Update:
     steps = check_integer("steps", update.steps, 1, limits.max_steps)
     examples = update.examples
     if examples is not None:
-        examples = check_number("examples", examples, f"[1e-12, {limits.max_examples}]")  # see LEAST_EXACT
+        examples = check_number("examples", examples, f"[{LEAST_EXAMPLES}, {limits.max_examples}]")
     loss = None if update.loss is None else check_number("loss", update.loss, "[0, inf)")
     if update.round is not None and not is_integer(update.round, rounds[0], rounds[-1]):
         earlier = f", or an earlier round >= {rounds[0]}" if len(rounds) > 1 else ""
