@@ -31,7 +31,7 @@ from fedcore.errors import (
 from fedcore.options import Callback, Storage
 from fedcore.profiling import begin, span
 from fedcore.runtime import Unpicklable, uninterrupted
-from fedcore.server.aggregation import NO_COUNT, UpdateBatch
+from fedcore.server.aggregation import NO_COUNT, LowWeightsError, UpdateBatch
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
@@ -185,8 +185,8 @@ class Round(OpenRound):
     threads may add updates; each call waits for the one before it.
 
     With ``Storage(journal=True)``, an accepted update is on disk when ``add`` returns. If the process is killed, an
-    exception leaves the block, or the step diverges, the next round of the server starts with these updates; only
-    ``abort()`` drops them.
+    exception leaves the block, or the step diverges, the next round of the server starts with these updates. They are
+    dropped by ``abort()``, and if their weights are too small for the sums.
 
     Attributes:
         report: the ``Report`` once the round is finished, else None.
@@ -980,6 +980,9 @@ class Round(OpenRound):
                 own: dict[str, Any] = {"rejected": rejected, "seconds": spent, "bytes": self._bytes}
                 own |= {"closed": self.attendance.reason(*seen), "missing": self.attendance.missing(*seen)}
                 self.report = report_of(self._settings, prepared, batch, found, **own)
+        except LowWeightsError:
+            self._empty_journal()
+            raise
         finally:
             if self.is_open:
                 self._abort()
