@@ -291,9 +291,12 @@ class Round(OpenRound):
         self._require_open()
         return self.attendance.wait(self._accepted, self._rejected)
 
-    def fill(self, updates: Sequence[Update]) -> int:
-        """Add updates to a buffer until it may be full; return how many. Those of unregistered clients are rejected."""
-        some = updates[: (self.attendance.full or 0) - len(self._accepted)]
+    def fill(self, updates: Sequence[Update], start: int) -> int:
+        """Add updates from ``start`` on to a buffer until it may be full; return how many.
+
+        Those of unregistered clients are rejected.
+        """
+        some = updates[start : start + (self.attendance.full or 0) - len(self._accepted)]
         for update in some:
             if update.client not in self._clients:
                 self.reject(update.client, "client: not registered")
@@ -605,8 +608,8 @@ class Round(OpenRound):
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
         try:
-            if type(newcomers) is not tuple or newcomers:  # an array has no truth value
-                self.newcomers = newcomers if isinstance(newcomers, Mapping) else listed("newcomers", newcomers)
+            if newcomers:
+                self.newcomers = newcomers
             self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
