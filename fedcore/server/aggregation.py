@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Claims
-from fedcore.algorithms.base import NOTHING, H
+from fedcore.algorithms.base import NOTHING
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.errors import RangeError
 from fedcore.kernels import ExactSum, Terms
-from fedcore.kernels.forms import CHANGE
+from fedcore.kernels.forms import CHANGE, H
 from fedcore.options import RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean

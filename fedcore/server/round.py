@@ -4,7 +4,7 @@ import logging
 import time
 from _thread import RLock  # without the function around it in ``threading``
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cached_property, partial, wraps

@@ -851,8 +851,8 @@ class Server(Represented, Unpicklable):
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
                 one native pass. A copy of an update with an ``update_id`` has no effect; without an id it counts again.
-            newcomers: as for ``open_round``, for each round that the call opens; those that are registered by then have no
-                effect.
+            newcomers: as for ``open_round``, for each round that the call opens. Those that are registered by then have
+                no effect.
 
         Returns:
             The reports of the rounds that the updates closed. ``accepted`` is in the order of arrival (with exact sums,
@@ -860,9 +860,9 @@ class Server(Represented, Unpicklable):
 
         Raises:
             RangeError, UnknownNameError: the server is not asynchronous, or as ``Round.add``; no update was added.
-            DivergedError, RangeError: as ``Round.finish``; the rounds that the call closed before stay closed. A note of
-                the error says how many updates were read. The report lists updates of clients that are not registered,
-                or no longer, as rejected.
+            DivergedError, RangeError: as ``Round.finish``; the rounds that the call closed before stay closed. A note
+                of the error says how many updates were read. The report lists updates of clients that are not
+                registered, or no longer, as rejected.
 
         Cost: that of ``Round.add_batch``, and of a step for each closed round.
 

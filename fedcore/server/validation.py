@@ -102,7 +102,7 @@ class SentRates:
         sent, reported, most = self.sent(started), update.lr, self._limits.max_client_lr
         if reported is None:
             return sent
-        rate = check_number("lr", reported, "(0, inf)" if most is None else f"(0, {most!r}]")
+        rate = check_number("lr", reported, "(0, inf)" if most is None else f"(0, {max(most, sent)!r}]")
         if most is not None:
             return rate
         mean = sent if _is_near(rate, sent) else self._mean(started, int(update.steps))
@@ -740,7 +740,7 @@ class UpdateReader:
             same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_fresh_updates
             rounds = self.oldest() if same else number, number, -2  # an update must name its round
         flags = settings.repeats, may_weigh and settings.algorithm.weighs_claims, layout.n == layout.n_parameters
-        of_lr = limits.max_client_lr is not None, limits.max_client_lr or lr
+        of_lr = limits.max_client_lr is not None, max(limits.max_client_lr or lr, lr)
         numbers = lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, *flags
         copied = 4 * layout.n * (settings.copies_models and state.upload is None)
         in_parts = copied or (self._cuts and not settings.copies_models)
