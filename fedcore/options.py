@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatch
 from functools import cached_property, partial
 from inspect import Parameter, isclass, isroutine, signature
 from typing import Any, Literal, TypedDict, TypeVar, get_args
@@ -16,13 +15,15 @@ import numpy as np
 from fedcore import algorithms, rules
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
 from fedcore.algorithms.averaging import WeightedMean
-from fedcore.algorithms.base import NOTHING, Direction, H
+from fedcore.algorithms.base import NOTHING, Direction
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Constant, Rate, as_rate, rate_at
 from fedcore.arrays import CPU, F64, device_named
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
+from fedcore.kernels.forms import H
 from fedcore.model import Layout
 from fedcore.model.layout import patterns_of
+from fedcore.model.policy import matches
 from fedcore.rules import CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
 from fedcore.rules.norms import RatioRule
 from fedcore.store.commits import Durability, Medium
@@ -78,7 +79,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_steps": _integer(1),
     "max_examples": _integer(1),
     "max_norm": lambda name, value: check_number(name, value, "(0, inf)"),
-    "max_client_lr": lambda name, value: check_number(name, value, "(0, inf)"),
+    "max_client_lr": lambda name, value: check_number(name, value, rates.IN_FLOAT32),
     "signed_buffers": patterns_of,
     "max_open": _integer(1),
     "path": lambda name, path: str(absolute(path, name)),
@@ -124,8 +125,8 @@ class Limits(Options):
         max_norm: the greatest norm of an update: |x - y| where models are averaged, else the norm of the mean gradient
             |x - y| / (eta K), and of a second vector. Float buffers have a different unit and no limit. Default: no
             limit.
-        max_client_lr: the largest rate that a client may choose and report as ``Update.lr``. Default: clients must use
-            the rate that they were sent.
+        max_client_lr: the largest rate that a client may choose and report as ``Update.lr``. A client may always use
+            the rate that it was sent. Default: it must.
         signed_buffers: name patterns of float buffers that may become negative. Other float buffers that start
             non-negative and non-zero, such as variances, must stay non-negative.
         max_open: how many updates of ``Round.begin`` may be open in a round at a time. A client has one of them. Each
@@ -138,10 +139,6 @@ class Limits(Options):
     max_client_lr: float | None = None
     signed_buffers: tuple[str, ...] = ("*mean",)
     max_open: int = 256
-
-    def has_sign(self, name: str) -> bool:
-        """Whether the buffer of that name may become negative."""
-        return any(fnmatch(name, pattern) for pattern in self.signed_buffers)
 
 
 @dataclass(frozen=True)
@@ -462,7 +459,7 @@ class Settings:
     @cached_property
     def nonnegative(self) -> tuple[str, ...]:
         """The names of float buffers that updates must not make negative."""
-        return tuple(name for name in self.started_nonnegative if not self.limits.has_sign(name))
+        return tuple(name for name in self.started_nonnegative if not matches(name, self.limits.signed_buffers))
 
     @property
     def max_staleness(self) -> int:
@@ -705,10 +702,10 @@ def limits_from_state(state: Mapping[str, Any], given: Chain | None = None) -> t
     saved = {"steps_ratio": 10.0, **state["limits"]}
     limits = Limits(
         **{name: saved[key] for key, name in LIMIT_KEYS.items() if key not in NEWER or key in saved},
-        max_client_lr=saved["lr"] if saved.get("own_rates") else None,
+        max_client_lr=min(saved["lr"], LARGEST) if saved.get("own_rates") else None,
     )
     signed = saved.get("signed_buffers")
-    if signed is None and any(map(limits.has_sign, state.get("nonnegative", ()))):
+    if signed is None and any(matches(name, limits.signed_buffers) for name in state.get("nonnegative", ())):
         signed = ()  # an older folder lists only the buffers that its patterns, which are not the default, leave
     limits = limits if signed is None else replace(limits, signed_buffers=signed)
     if "rules" in state:

@@ -319,6 +319,11 @@ class FlexibleFedAvg(Algorithm):
         """E for schemes A and C, None for scheme B."""
         return None if self.scheme == "B" else self.local_steps
 
+    @property
+    def needs_all_steps(self) -> bool:
+        """Whether the scheme is A."""
+        return self.scheme == "A"
+
     def weigh(self, claims: Claims) -> F64:
         """p_t^k, without scheme A's factor N / K_t."""
         assert claims.shares is not None  # because of needs_shares

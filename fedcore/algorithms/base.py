@@ -14,7 +14,7 @@ import numpy as np
 from fedcore.algorithms.local_rules import LocalRule, Sgd
 from fedcore.arrays import F64, core
 from fedcore.errors import AlgorithmError, UnknownNameError
-from fedcore.kernels import Linear, Terms
+from fedcore.kernels.forms import KEPT, H, Linear, Terms
 from fedcore.store.registry import ClientId
 from fedcore.validation import Checked, describe_interval, is_integer
 
@@ -113,9 +113,7 @@ Placement: TypeAlias = Literal["server", "client"]
 """Where the rows are kept."""
 Unit: TypeAlias = Literal["gradient", "model"]
 
-NOTHING, H = Terms(), Terms(h=1)
-STAYS = Linear(T=1)
-"""T' = T."""
+NOTHING = Terms()
 
 MEAN_GRADIENT = "mean gradient"
 """The second vector is the mean of the client's uncorrected gradients at y, which becomes its row."""
@@ -159,7 +157,7 @@ class Step:
     """
 
     v: Linear
-    T: Linear = STAYS
+    T: Linear = KEPT
     gamma: float | None = None
     lookahead: float = 0.0
 
@@ -184,6 +182,7 @@ class Algorithm(Checked, ABC):
             With partial updates, the first update of a client then fixes its groups, and a group that no client sends
             has a round without clients; otherwise clients send any groups, and such a group has no round.
         updates_once: whether a client may be drawn, and send an update, only once in a round.
+        needs_all_steps: whether only clients with ``most_steps`` steps count.
         reads_offset: whether a new row, or an update's term in A, contains the offset.
         keeps_history: whether the server keeps each direction v[t] while a row refers to it.
         needs_fresh_updates: whether a late update is rejected, since the server does not keep the control that
@@ -352,6 +351,7 @@ class Algorithm(Checked, ABC):
         lambda m: m.keeps_rows or m.second_vector is not None or m.needs_shares or m.counts_appearances
     )
     counts_absent = _Derived(lambda m: m.updates_once or m.rows_at_clients or m.keeps_total or m.steps_without_clients)
+    needs_all_steps = _Derived(lambda m: False)
     reads_offset = _Derived(lambda m: m.anchor == "offset" and bool(m.row.q or m.adds.q))
     keeps_history = _Derived(lambda m: m.anchor == "v[t]" and bool(m.row.q or m.adds.q))
     needs_fresh_updates = _Derived(lambda m: bool(m.second_vector or m.direction.from_row or m.needs_plain_steps))
@@ -471,9 +471,6 @@ FLAGS = (
 )
 CHOICES = (("anchor", get_args(Anchor)), ("placement", get_args(Placement)), ("unit", get_args(Unit)))
 
-PLAIN = frozenset((float, int))
-"""The usual types of a table's numbers; ``math.isfinite`` checks them directly."""
-
 Result = TypeVar("Result")
 
 
@@ -559,7 +556,7 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
         raise AlgorithmError(f"{method}: gamma={step.gamma!r}: must be None or {describe_interval('(0, inf)')}")
     if step.v.v:
         raise AlgorithmError(f"{method}: v must be a form over A, B, T and g, got {step.v}")
-    if not algorithm.keeps_total and (step.v.T or Linear(T=1) != step.T):
+    if not algorithm.keeps_total and (step.v.T or step.T != KEPT):
         raise AlgorithmError(f"{method}: uses the total, but keeps_total is False; set keeps_total = True")
     for is_used, term, entry in (
         (step.v.g or step.T.g, "g", "keeps_momentum"),
@@ -574,8 +571,6 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
 
 def _are_finite(numbers: Terms | Linear | Direction | tuple[float, ...]) -> bool:
     values = numbers if isinstance(numbers, tuple) else astuple(numbers)
-    if PLAIN.issuperset(map(type, values)):
-        return all(map(math.isfinite, values))
     return all(map(_is_finite, values))
 
 

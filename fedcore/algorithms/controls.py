@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from fedcore.algorithms.base import MEAN_GRADIENT, NOTHING, ROW_CHANGE, Algorithm, Cohort, Direction, H, Placement, Step
-from fedcore.kernels import Linear, Terms
+from fedcore.algorithms.base import MEAN_GRADIENT, NOTHING, ROW_CHANGE, Algorithm, Cohort, Direction, Placement, Step
+from fedcore.kernels.forms import H, Linear, Terms
 
 # SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
 #

@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedcore.algorithms.base import NOTHING, Algorithm, Claims, Cohort, H, Placement, Step, Unit
+from fedcore.algorithms.base import NOTHING, Algorithm, Claims, Cohort, Placement, Step, Unit
 from fedcore.arrays import F64
 from fedcore.errors import RangeError
-from fedcore.kernels import Linear, Terms
+from fedcore.kernels.forms import H, Linear, Terms
 from fedcore.validation import check_number, is_number, listed
 
 # MIFA: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021.

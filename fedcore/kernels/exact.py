@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcore import arrays as memory
 from fedcore.arrays import F64, I64, core, ieee
-from fedcore.kernels.forms import REPLACED, Terms
+from fedcore.kernels.forms import H, Terms
 from fedcore.kernels.norms import sum_of_partials
 from fedcore.validation import numbers
 
@@ -20,8 +20,6 @@ LONGEST_EXACT = 2.0**39
 """The smallest |weight h| that does not fit the grid."""
 MOST_EXACT = 2.0**52
 """The bound on the sum of the norms of all terms."""
-NEWS = Terms(h=1)
-"""The form that ``accumulate`` adds."""
 
 
 class ExactSum(NamedTuple):
@@ -62,7 +60,7 @@ class ExactSum(NamedTuple):
 
 
 @ieee
-def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED, adds: Terms = NEWS) -> F64:
+def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = H, adds: Terms = H) -> F64:
     """Return the squared norms of ``accumulate`` or ``exchange`` with whole exact sums from the parts' partials.
 
     ``LONGEST_EXACT`` bounds the norm of a whole h_i, but a call on a part compares only the part's norm with it.

@@ -45,8 +45,8 @@ class Linear(NamedTuple):
         return _shown(self)
 
 
-REPLACED, CHANGE = Terms(h=1), Terms(row=1, r=-1)
-"""The usual forms: the new row is h, and the sum adds the change of the row."""
+H, CHANGE = Terms(h=1), Terms(row=1, r=-1)
+"""The usual forms: the new row is h, or the sum adds h; and the sum adds the change of the row."""
 ANCHORED = CHANGE._replace(q=1)
 """The form that adds the change of the row and the anchor."""
 KEPT = Linear(T=1)

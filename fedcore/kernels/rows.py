@@ -10,7 +10,7 @@ from fedcore import arrays as memory
 from fedcore.arrays import F64, core, ieee, native
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
 from fedcore.kernels.aggregate import Total
-from fedcore.kernels.forms import ANCHORED, REPLACED, Terms
+from fedcore.kernels.forms import ANCHORED, H, Terms
 from fedcore.kernels.norms import all_finite
 from fedcore.validation import check_integer, length
 
@@ -45,7 +45,7 @@ def exchange(
     new_rows: Sequence[Any],
     *,
     out: Total,
-    row: Terms = REPLACED,
+    row: Terms = H,
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
     sums: npt.NDArray[np.uint64] | None = None,

@@ -174,10 +174,9 @@ class Chain:
         return last.weights if isinstance(last := self.rules[-1], Mean) else None
 
     def with_weights(self, weights: Weights | None) -> "Chain":
-        """Return the chain with different weights of the ``Mean``."""
-        *before, mean = self.rules
-        assert isinstance(mean, Mean)
-        return Chain((*before, replace(mean, weights=weights)))
+        """Return the chain with different weights of the ``Mean``, if it has one."""
+        *before, last = self.rules
+        return Chain((*before, replace(last, weights=weights))) if isinstance(last, Mean) else self
 
     @cached_property
     def robust(self) -> RobustRule | None:

@@ -112,8 +112,8 @@ class Combine(Rule):
     """The last rule of a chain: it makes one vector of the accepted updates."""
 
 
-def checked(rule: Rule | None, name: str, arguments: tuple[Any, ...], fits: Callable[..., bool], must: str) -> Any:
-    """Return what a method or a property of a rule returns; raise AlgorithmError if a user's rule fails in it.
+def checked(rule: object, name: str, arguments: tuple[Any, ...], fits: Callable[..., bool], must: str) -> Any:
+    """Return what a method or a property of a rule or algorithm returns; raise AlgorithmError if a user's fails in it.
 
     ``fits`` gets the result and the arguments.
     """
@@ -149,5 +149,6 @@ RESULTS: dict[str, tuple[Callable[..., bool], str]] = {
     "weights": (partial(are_in, most=1.0), "a float64 in [0, 1] for each update"),
     "examples": (are_in, "a float64 in [0, inf) for each update"),
     **dict.fromkeys(("size", "least"), (lambda found, *_: is_integer(found, 0), "an integer >= 0")),
+    "moves": (lambda found, *_: isinstance(found, bool | np.bool_), "True or False"),
 }
-"""What the methods of a rule must return."""
+"""What the methods of a rule, and ``Algorithm.moves``, must return."""

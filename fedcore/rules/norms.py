@@ -132,7 +132,7 @@ class Mean(Combine):
 
     def __post_init__(self) -> None:
         weights: Any = self.weights
-        if hasattr(weights, "__len__"):
+        if weights is not None and not callable(weights):
             weights = weights if isinstance(weights, Mapping) else dict(enumerate(listed("weights", weights)))
             check_integer("weights: the number of clients", len(weights), 1)
             for client, weight in weights.items():

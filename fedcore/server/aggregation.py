@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Claims
-from fedcore.algorithms.base import NOTHING, H
+from fedcore.algorithms.base import NOTHING
 from fedcore.arrays import CPU, F32, F64, Bools, BufferPool, Floats, core, device_of, empty, set_to_zero, zeros
 from fedcore.errors import RangeError
 from fedcore.kernels import ExactSum, Terms
-from fedcore.kernels.forms import CHANGE
+from fedcore.kernels.forms import CHANGE, H
 from fedcore.options import RoundPolicy, Settings
 from fedcore.profiling import span
 from fedcore.rules import Chain, PrivateMean
@@ -356,6 +356,10 @@ def longest_update(farthest_gamma: float, *, squared: bool) -> float:
     return min(LONGEST, FARTHEST / farthest_gamma, SQUARED if squared else LONGEST)
 
 
+class LowWeightsError(RangeError):
+    """The weights of a round are too small for its sums, so that a round of the same updates would fail again."""
+
+
 def _no_direction(round: int | None) -> None:
     """Return None between two rounds."""
 
@@ -532,10 +536,10 @@ class Sum:
         """Return the sums, without weight for the buffers if theirs is so small that a mean of them would lose digits.
 
         Raises:
-            RangeError: W is so small; ``share`` is about 1 / W.
+            LowWeightsError: W is so small; ``share`` is about 1 / W.
         """
         if (share := abs(share * result.times)) and (W := 1 / share) < self._least:
-            raise RangeError(
+            raise LowWeightsError(
                 f"weights: they sum to {W:g} in round {self._round}; below {self._least:g} the sums lose digits, so x "
                 'stays as it was; scale weights and examples up (QFedAvg: lower q), or use accumulator="float64"'
             )

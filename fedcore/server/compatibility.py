@@ -197,12 +197,14 @@ def features_of(settings: Settings, storage: Storage, compute: Compute, *more: s
 
 
 def require_compatible(settings: Settings, storage: Storage = FOLDER, compute: Compute = COMPUTE, *more: str) -> None:
-    """Raise RangeError for the first row of ``CONFLICTS`` of which a server has both, or for a small buffer."""
+    """Raise RangeError for the first of ``CONFLICTS`` that a server has, for too few steps, or for a small buffer."""
     used = features_of(settings, storage, compute, *more)
     for conflict in CONFLICTS:
         if conflict.a in used and conflict.b in used:
             raise RangeError(conflict.explained(used))
-    policy = settings.policy
+    policy, most = settings.policy, settings.limits.max_steps
+    if settings.algorithm.needs_all_steps and most < (steps := settings.algorithm.most_steps or 0):
+        raise RangeError(f"max_steps={most}: must be at least {steps}, since only clients with {steps} steps count")
     if policy.buffer is not None and settings.rules.robust is not None:
         fewest = policy.buffer if policy.deadline is None else max(1, policy.min_clients)
         settings.rules.require_enough(fewest, "raise the policy's buffer and, with a deadline, its min_clients")

@@ -23,7 +23,7 @@ from fedcore.server.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Up
 from fedcore.server.requests import ModelVector, Nonnegative
 from fedcore.server.state import State
 from fedcore.server.update import raises_fedcore_errors
-from fedcore.server.validation import SMALLEST, SentRates, Weighing, batch_of, settle_counters
+from fedcore.server.validation import LEAST_EXAMPLES, SMALLEST, SentRates, Weighing, batch_of, settle_counters
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import Represented, check_integer, is_integer, rejection_reason, short_repr, shorten
 
@@ -70,7 +70,6 @@ class PartialSum(Represented):
         steps, examples, counts, eta_steps, weights, squares, has_buffers: float64[k], the clients' claims, eta_i K_i,
             w_i, |h_i|^2, and whether they sent buffers. Examples are 0 if clients report no number.
         rejected: (client, reason) of each rejected update.
-        received: the bytes that the clients sent.
         counters: (index of the client, name, bytes) of each integer counter and flag in the clients' models.
         group_squares: float64[groups, k], |h_i|^2 over each group of tensors, or -1 if the client did not send it;
             ``squares`` is their sum. None without partial updates.
@@ -89,7 +88,6 @@ class PartialSum(Represented):
     squares: F64
     has_buffers: F64
     rejected: tuple[tuple[ClientId, str], ...] = ()
-    received: int = 0
     changes: ExactSum | None = None
     noise: float = 0.0
     counters: tuple[tuple[int, str, bytes], ...] = ()
@@ -99,6 +97,11 @@ class PartialSum(Represented):
     def sum(self) -> ExactSum:
         """The exact sum of both words."""
         return ExactSum(self.high, self.low)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its vectors in bytes; a message also has the numbers of the clients."""
+        return sum(words.nbytes for words in self._words)
 
     @property
     def _words(self) -> list[npt.NDArray[np.int64]]:
@@ -116,7 +119,6 @@ class PartialSum(Represented):
             "changes": None if self.changes is None else len(self.changes.high),
             "clients": list(self.clients),
             "refused": [list(entry) for entry in self.rejected],
-            "received": self.received,
             "counters": [(i, name, value.hex()) for i, name, value in self.counters],
         }
         groups = [] if self.group_squares is None else [*self.group_squares]
@@ -142,7 +144,7 @@ class PartialSum(Represented):
             raise ArrayError(f"partial: PartialSum.to_bytes did not write these {len(message)} bytes")
         try:
             header = json.loads(bytes(message[start : start + size]))
-            round, n, received = (check_integer(name, header[name], 0) for name in ("round", "n", "received"))
+            round, n = (check_integer(name, header[name], 0) for name in ("round", "n"))
             p = None if header.get("changes") is None else check_integer("changes", header["changes"], 0)
             groups = check_integer("groups", header.get("groups", 0), 0, n)
             if not isinstance(header["clients"], list):
@@ -163,8 +165,8 @@ class PartialSum(Represented):
         values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=False))
         values["group_squares"] = columns[len(COLUMNS) :] if groups else None
         values["changes"] = None if p is None else ExactSum(words[2 * n : 2 * n + p], words[2 * n + p :])
-        more: dict[str, Any] = {"rejected": rejected, "received": received, "counters": counters}
-        return cls(round, made_under, words[:n], words[n : 2 * n], clients, **values, **more)
+        values |= {"rejected": rejected, "counters": counters}
+        return cls(round, made_under, words[:n], words[n : 2 * n], clients, **values)
 
     def _facts(self) -> dict[str, Any]:
         return {"round": self.round, "clients": len(self.clients), "rejected": len(self.rejected), "n": len(self.high)}
@@ -211,7 +213,7 @@ class PartialSums:
 
     def join(
         self,
-        total: Any,
+        total: Callable[[], Any],
         partial: PartialSum | bytes,
         own: set[ClientId] | None,
         known: set[ClientId],
@@ -220,7 +222,8 @@ class PartialSums:
         """Add a partial sum to the round; return its updates and rejections, or the reason why the round rejects it.
 
         It may contain the clients ``own`` (default: all), but no client of the round, ``known``. ``settle`` returns why
-        these updates do not fit the round, because only some have examples, or None.
+        these updates do not fit the round, because only some have examples, or None. It may begin the round again, so
+        ``total`` returns the sums that are valid then.
         """
         try:
             sent = read_partial_sum(partial)
@@ -242,7 +245,7 @@ class PartialSums:
             if (reason := settle(batch)) is not None:
                 return reason
             of_groups = () if sent.group_squares is None else (sent.group_squares,)
-            if not total.join(sent.sum, batch, sent.changes, *of_groups):
+            if not total().join(sent.sum, batch, sent.changes, *of_groups):
                 raise RangeError("high: the round's exact sum would overflow")
         except FedcoreError as error:
             return rejection_reason(error)
@@ -374,7 +377,8 @@ class PartialSums:
             norms = np.sqrt(partial.squares)
             float32_norms, lengths = norms.astype(np.float32), np.abs(partial.weights) * np.sqrt(longest_part)
         yield "steps", steps, 1, limits.max_steps, True
-        yield "examples", partial.examples, 0, limits.max_examples, False  # 0 stands for no number
+        least_examples = np.where(partial.examples > 0, LEAST_EXAMPLES, 0)  # 0 stands for no number
+        yield "examples", partial.examples, least_examples, limits.max_examples, False
         yield "counts", partial.counts, 1, 1 if settings.algorithm.updates_once else 2**31, True
         yield "has_buffers", partial.has_buffers, 0, 1, True
         least, most = SentRates(settings.lr, limits).distances(partial.round, steps)
@@ -383,9 +387,7 @@ class PartialSums:
         yield "weights", partial.weights, -LARGEST, LARGEST, False
         yield "weights: w |h|", lengths, 0, math.nextafter(longest, 0), False
 
-    def collect(
-        self, total: Any, folded: list[UpdateBatch], rejected: tuple[tuple[ClientId, str], ...], received: int
-    ) -> PartialSum:
+    def collect(self, total: Any, folded: list[UpdateBatch], rejected: tuple[tuple[ClientId, str], ...]) -> PartialSum:
         """Return the round's sum and claims as a value."""
         (words, changes), batch = total.words(), UpdateBatch.cohort(folded, self._settings, self._state.registry)
         if (batch.sources == WEIGHTED).any():
@@ -410,7 +412,6 @@ class PartialSums:
             clients=tuple(batch.clients),
             **{name: column.astype(np.float64) for name, column in columns.items()},  # copies
             rejected=rejected,
-            received=received,
             changes=changes,
             group_squares=total.squares_of(batch.clients) if self._settings.layout.groups else None,
             counters=tuple((i, name, one.astype(one.dtype.newbyteorder("<")).tobytes()) for i, name, one in counters),

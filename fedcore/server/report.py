@@ -72,7 +72,7 @@ class Report(Represented):
         gamma: the length of the server's step along v; 0 if x is unchanged.
         waiting_for: the number of clients without an update for which x waits (MIFA).
         seconds: the server's time, without the clients' time.
-        bytes: the size of the clients' updates.
+        bytes: the size of the clients' updates, and of partial sums.
         changed: the options that ``Server.change`` or ``Server.load`` changed before the round, and as "x" how often
             ``Server.replace_x`` replaced x. Default: none.
         closed: the reason of ``Round.may_close`` when the round was finished; None if it was finished earlier.
@@ -82,7 +82,8 @@ class Report(Represented):
             then has no ``norms``, ``weights``, ``factors`` and ``diversity``. Default: None.
         groups: with partial updates (``Model.partial``), the report of each group, whose ``accepted`` are the clients
             that sent it and whose ``norms`` are those of its tensors. The report of the round then has the norms of
-            whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``.
+            whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``; and no
+            ``weights`` if these depend on shares or appearances, which are those of a group.
         audited: with ``Storage(audit=True)``, the digest of the round's document. Publish it: a reader who
             knows it can check the audit log up to this round.
     """
@@ -425,7 +426,7 @@ def report_of(
         "accepted": tuple(batch.clients),
         "steps": int(core.column_sum(0.0, claims.steps, claims.counts)),
         "norms": norms / batch.eta_steps if settings.averages_models else norms,  # |h_i| as a gradient
-        "weights": batch.weights,
+        "weights": batch.weights if _has_weights(settings, prepared) else np.zeros(0),
         "factors": batch.factors,
         "ages": before.round_number - batch.starts,
         "staleness": staleness(prepared) if prepared.rounds else None,
@@ -442,6 +443,11 @@ def report_of(
     else:
         fields |= dict.fromkeys(("norms", "weights", "factors"), np.zeros(0)) | {"privacy": private.shown(ledger)}
     return frozen(Report, fields)
+
+
+def _has_weights(settings: Settings, prepared: PreparedStep) -> bool:
+    """Whether an update has one weight, and not one in each group, by the clients or the rounds of the group."""
+    return not prepared.groups or not (settings.algorithm.needs_shares or settings.algorithm.counts_appearances)
 
 
 # The audit log: a document of each change, with the digest of the document before it and perhaps a signature.
@@ -475,6 +481,8 @@ def round_facts(
         "steps": batch.claims.steps.tolist(),
         "start": batch.starts.tolist(),
     }
+    if not _has_weights(settings, prepared):
+        del columns["weight"]
     if settings.rules.private is not None:
         columns = {name: columns[name] for name in ("client", "start")}
     saved = settings.to_state(prepared.before.round_number)

@@ -4,7 +4,7 @@ import logging
 import time
 from _thread import RLock  # without the function around it in ``threading``
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cached_property, partial, wraps
@@ -31,7 +31,7 @@ from fedcore.errors import (
 from fedcore.options import Callback, Storage
 from fedcore.profiling import begin, span
 from fedcore.runtime import Unpicklable, uninterrupted
-from fedcore.server.aggregation import NO_COUNT, UpdateBatch
+from fedcore.server.aggregation import NO_COUNT, LowWeightsError, UpdateBatch
 from fedcore.server.compatibility import require_compatible
 from fedcore.server.folder import Journal
 from fedcore.server.partial import PartialSum, PartialSums
@@ -49,6 +49,7 @@ from fedcore.server.update import (
     Reply,
     Staging,
     Update,
+    bytes_of,
     digest_of_id,
     immutable_copy,
 )
@@ -184,8 +185,8 @@ class Round(OpenRound):
     threads may add updates; each call waits for the one before it.
 
     With ``Storage(journal=True)``, an accepted update is on disk when ``add`` returns. If the process is killed, an
-    exception leaves the block, or the step diverges, the next round of the server starts with these updates; only
-    ``abort()`` drops them.
+    exception leaves the block, or the step diverges, the next round of the server starts with these updates. They are
+    dropped by ``abort()``, and if their weights are too small for the sums.
 
     Attributes:
         report: the ``Report`` once the round is finished, else None.
@@ -253,7 +254,7 @@ class Round(OpenRound):
         """
         if self._settings.repeats:
             return tuple(client for _, client in sorted(self._known, key=itemgetter(0)))
-        return tuple(self._known)
+        return tuple(self._accepted)
 
     @one_call
     def may_close(self) -> str | None:
@@ -290,9 +291,12 @@ class Round(OpenRound):
         self._require_open()
         return self.attendance.wait(self._accepted, self._rejected)
 
-    def fill(self, updates: Sequence[Update]) -> int:
-        """Add updates to a buffer until it may be full; return how many. Those of unregistered clients are rejected."""
-        some = updates[: (self.attendance.full or 0) - len(self._accepted)]
+    def fill(self, updates: Sequence[Update], start: int) -> int:
+        """Add updates from ``start`` on to a buffer until it may be full; return how many.
+
+        Those of unregistered clients are rejected.
+        """
+        some = updates[start : start + (self.attendance.full or 0) - len(self._accepted)]
         for update in some:
             if update.client not in self._clients:
                 self.reject(update.client, "client: not registered")
@@ -466,12 +470,15 @@ class Round(OpenRound):
             RangeError: as ``Server.require_partial_sums``.
             UnknownClientError: one of ``clients`` is not registered.
         """
+        began = time.perf_counter()
         self._require_open()
         has_noise = isinstance(partial, PartialSum) and partial.noise > 0
         self._require_partial_sums("masked sums" if has_noise else "edges")
         own = None if clients is None else {self._clients.check(client) for client in clients}
         self._fold_held()
-        joined = self._partials.join(self._sum, partial, own, self._known | self._summed, self._settle_examples)
+        joined = self._partials.join(lambda: self._sum, partial, own, self._accepted, self._settle_examples)
+        self._bytes += bytes_of(partial)
+        self._seconds += time.perf_counter() - began
         if isinstance(joined, str):
             self._rejected.append((sender, joined), is_known=sender in self._clients)
             return Reply("rejected", joined)
@@ -510,7 +517,7 @@ class Round(OpenRound):
         self._require_open()
         self._require_partial_sums("edges")
         self._fold_held(last=True)
-        partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected), self._bytes)
+        partial = self._partials.collect(self._sum, self._folded, tuple(self._rejected))
         # Rules compare the updates of the next round with those of this one.
         self._state.snapshot = self._state.snapshot._replace(norms=self._validator.remembered())
         self._abort()
@@ -601,8 +608,8 @@ class Round(OpenRound):
     def start(self, newcomers: NewClients) -> None:
         """Start the round, after the server has made it the open one."""
         try:
-            if type(newcomers) is not tuple or newcomers:  # an array has no truth value
-                self.newcomers = newcomers if isinstance(newcomers, Mapping) else listed("newcomers", newcomers)
+            if newcomers:
+                self.newcomers = newcomers
             self._sum, settings = self._state.begin(self.newcomers), self._settings
             self._ids = CountedIds(self._state.snapshot.norms.get(IDS))
             self._by_claims = self._weighing.reads_examples
@@ -976,6 +983,9 @@ class Round(OpenRound):
                 own: dict[str, Any] = {"rejected": rejected, "seconds": spent, "bytes": self._bytes}
                 own |= {"closed": self.attendance.reason(*seen), "missing": self.attendance.missing(*seen)}
                 self.report = report_of(self._settings, prepared, batch, found, **own)
+        except LowWeightsError:
+            self._empty_journal()
+            raise
         finally:
             if self.is_open:
                 self._abort()

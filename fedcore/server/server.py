@@ -819,6 +819,7 @@ class Server(Represented, Unpicklable):
             RangeError: a newcomer is registered already, or sizes are missing or not expected.
             UnknownClientError: an expected client is neither registered nor a newcomer.
         """
+        newcomers = _listed_clients("newcomers", newcomers)
         if expected is not None:
             expected = addressed_clients(self._backend.registry, expected, newcomers)[0]
         return self._open(self.settings.batch_size, may_hold=False, newcomers=newcomers, expected=expected)
@@ -850,7 +851,8 @@ class Server(Represented, Unpicklable):
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
                 one native pass. A copy of an update with an ``update_id`` has no effect; without an id it counts again.
-            newcomers: as for ``open_round``, for each round that the call opens.
+            newcomers: as for ``open_round``, for each round that the call opens. Those that are registered by then have
+                no effect.
 
         Returns:
             The reports of the rounds that the updates closed. ``accepted`` is in the order of arrival (with exact sums,
@@ -858,8 +860,9 @@ class Server(Represented, Unpicklable):
 
         Raises:
             RangeError, UnknownNameError: the server is not asynchronous, or as ``Round.add``; no update was added.
-            DivergedError, RangeError: as ``Round.finish``; the rounds that the call closed before stay closed. The
-                report lists updates of clients that are not registered, or no longer, as rejected.
+            DivergedError, RangeError: as ``Round.finish``; the rounds that the call closed before stay closed. A note
+                of the error says how many updates were read. The report lists updates of clients that are not
+                registered, or no longer, as rejected.
 
         Cost: that of ``Round.add_batch``, and of a step for each closed round.
 
@@ -876,17 +879,26 @@ class Server(Represented, Unpicklable):
         (array([1, 0]), array([0.707, 1.   ]), array([4.914], dtype=float32))
         """
         given, reports, start = listed("updates", updates), [], 0
+        newcomers = _listed_clients("newcomers", newcomers)
         with self._round_lock.pushing:
-            self.open_buffer(newcomers=newcomers).require_valid(given)
-            while True:
-                opened = self.open_buffer(newcomers=newcomers)
-                is_due = opened.may_close() is not None and bool(opened.clients)
-                if is_due:
-                    reports.append(opened.finish())
-                if start >= len(given):
-                    return reports
-                if not is_due:
-                    start += opened.fill(given[start:])
+            self.open_buffer(newcomers=self._unregistered(newcomers)).require_valid(given)
+            try:
+                while True:
+                    opened = self.open_buffer(newcomers=self._unregistered(newcomers))
+                    is_due = opened.may_close() is not None and bool(opened.clients)
+                    if is_due:
+                        reports.append(opened.finish())
+                    if start >= len(given):
+                        return reports
+                    if not is_due:
+                        start += opened.fill(given, start)
+            except Exception as error:
+                error.add_note(f"push: updates read: {start} of {len(given)}; rounds closed: {len(reports)}")
+                raise
+
+    def _unregistered(self, newcomers: NewClients) -> NewClients:
+        left = [client for client in newcomers if client not in self.clients]
+        return {client: newcomers[client] for client in left} if isinstance(newcomers, Mapping) else left
 
     def round(self, updates: Iterable[Update]) -> Report:
         """Run a round from an iterable of updates, which may be produced while they are read.
@@ -958,6 +970,11 @@ class Server(Represented, Unpicklable):
         opened.resume(journal)
 
 
+def _listed_clients(name: str, given: NewClients) -> NewClients:
+    """Return clients, or their sizes by id, in a form that can be read several times."""
+    return given if isinstance(given, Mapping) else listed(name, given)
+
+
 class EdgeRound(Round):
     """An open round of an edge. It ends with ``partial_sum``, since the upper server takes the step."""
 
@@ -1026,7 +1043,7 @@ class EdgeAggregator:
     ) -> None:
         population = check_integer("population", population, 0, 2**53)
         options: dict[str, Any] = {"server_lr": server_lr, "limits": limits, "aggregation": aggregation}
-        ids = clients if isinstance(clients, Mapping) else listed("clients", clients)
+        ids = _listed_clients("clients", clients)
         self._server = Server(model, algorithm, ids, lr=lr, compute=Compute(accumulator="exact"), **options)
         self._server.require_partial_sums()
         self._state: State = self._server._backend

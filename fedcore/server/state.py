@@ -34,6 +34,7 @@ from fedcore.errors import CheckpointError, DivergedError, RoundError, StoreErro
 from fedcore.kernels import ExactSum, Linear
 from fedcore.options import Compute, Settings
 from fedcore.profiling import span
+from fedcore.rules.base import RESULTS, checked
 from fedcore.runtime import uninterrupted
 from fedcore.server.aggregation import (
     Reducer,
@@ -580,7 +581,7 @@ class State:
             square_of_sum=combined_square(self.reducer, [result.A], [1.0]) if needs_square else math.nan,
         )
         norms = {**norms, "steps": window.packed} if window.ratio and len(window) else norms
-        moves = cohort.N > 0 and algorithm.moves(cohort)
+        moves = cohort.N > 0 and checked(algorithm, "moves", (cohort,), *RESULTS["moves"])
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
         if result.center is not None:
             changes["center"] = result.center
@@ -589,7 +590,8 @@ class State:
         changes |= self._past(batch, population)
         if algorithm.own_starts:
             result = self._with_starts(result, batch)
-        waits = not moves and algorithm.keeps_rows and algorithm.moves(replace(cohort, rows=cohort.N))
+        if_all = (replace(cohort, rows=cohort.N),)
+        waits = not moves and algorithm.keeps_rows and checked(algorithm, "moves", if_all, *RESULTS["moves"])
         waiting_for = cohort.N - cohort.rows if waits else 0
         step, v_square, gamma = None, 0.0, 0.0
         # T includes every changed row, whatever the weight of its update. A method may divide A, which is zero, by W.

@@ -731,7 +731,7 @@ def farthest_gamma(settings: Settings, now: Snapshot) -> float:
     if (gamma := claimless_gamma(settings, now)) is not None:
         return gamma
     lr, limits = rate_at(settings.lr, now.round_number), settings.asked
-    return max(limits.max_client_lr or lr, now.gamma) * limits.max_steps
+    return max(limits.max_client_lr or lr, lr, now.gamma) * limits.max_steps
 
 
 class ModelStep:

@@ -568,7 +568,12 @@ def immutable_copy(y: Any, device: str) -> Any:
         return joined_float32([y], device)  # a deep copy of torch's view would copy all that the view is of
     if core.are_immutable([y]):
         return y
-    return copied(y, device=device) if isinstance(y, np.ndarray) and device == CPU else deepcopy(y)
+    return copied(y) if isinstance(y, np.ndarray) else _copy_of(y)
+
+
+def _copy_of(y: Any) -> Any:
+    """Return a copy of an array; a deep copy of torch's view would copy all that the view is of."""
+    return y.clone() if hasattr(y, "clone") else deepcopy(y)
 
 
 def digest_of_numbers(vector: Any) -> str:
@@ -705,7 +710,7 @@ class Incoming:
         if name in {piece.name for piece in self._layout.outside}:
             if start or name in self._outside:
                 raise RangeError(f"{name}: the tensor is not averaged; send it once, as a whole")
-            self._outside[name] = deepcopy(own_class(name, chunk))
+            self._outside[name] = _copy_of(own_class(name, chunk))
             return
         tensor = self._tensors.get(name, self._second if name == CONTROL else None)
         if tensor is None:

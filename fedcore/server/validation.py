@@ -49,6 +49,8 @@ LOGGER = logging.getLogger("fedcore.server")
 
 
 SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
+LEAST_EXAMPLES = 1e-12
+"""The least number of examples: above ``LEAST_EXACT``, so that no client ends a round whose weights are examples."""
 EXACT = 1e-6
 """Relative tolerance of a reported rate, which may have been sent as float32."""
 
@@ -59,7 +61,7 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> Update:
     steps = check_integer("steps", update.steps, 1, limits.max_steps)
     examples = update.examples
     if examples is not None:
-        examples = check_number("examples", examples, f"[1e-12, {limits.max_examples}]")  # see LEAST_EXACT
+        examples = check_number("examples", examples, f"[{LEAST_EXAMPLES}, {limits.max_examples}]")
     loss = None if update.loss is None else check_number("loss", update.loss, "[0, inf)")
     if update.round is not None and not is_integer(update.round, rounds[0], rounds[-1]):
         earlier = f", or an earlier round >= {rounds[0]}" if len(rounds) > 1 else ""
@@ -100,7 +102,7 @@ class SentRates:
         sent, reported, most = self.sent(started), update.lr, self._limits.max_client_lr
         if reported is None:
             return sent
-        rate = check_number("lr", reported, "(0, inf)" if most is None else f"(0, {most!r}]")
+        rate = check_number("lr", reported, "(0, inf)" if most is None else f"(0, {max(most, sent)!r}]")
         if most is not None:
             return rate
         mean = sent if _is_near(rate, sent) else self._mean(started, int(update.steps))
@@ -738,7 +740,7 @@ class UpdateReader:
             same = isinstance(settings.lr, Constant) and not settings.algorithm.needs_fresh_updates
             rounds = self.oldest() if same else number, number, -2  # an update must name its round
         flags = settings.repeats, may_weigh and settings.algorithm.weighs_claims, layout.n == layout.n_parameters
-        of_lr = limits.max_client_lr is not None, limits.max_client_lr or lr
+        of_lr = limits.max_client_lr is not None, max(limits.max_client_lr or lr, lr)
         numbers = lr, limits.max_steps, limits.max_examples, *of_lr, *rounds, *flags
         copied = 4 * layout.n * (settings.copies_models and state.upload is None)
         in_parts = copied or (self._cuts and not settings.copies_models)

@@ -122,6 +122,16 @@ def test_invalid_weights_are_rejected(weights, message):
         first_round(method({}, weigh=lambda self, claims: weights), clients=2)
 
 
+@pytest.mark.parametrize("moves", [lambda self, cohort: cohort.missing, lambda self, cohort: None])
+def test_so_is_an_answer_of_moves_that_is_no_bool(moves):
+    with pytest.raises(AlgorithmError, match=r"^Mine: moves\b"):
+        first_round(method({}, moves=moves))
+    silent = method(dict(row=Terms(h=1)), moves=lambda self, cohort: None if cohort.rows == 3 else np.False_)
+    with pytest.raises(AlgorithmError, match=r"^Mine: moves\b"):
+        server_of(silent).round([Update(0, np.ones(4, np.float32), 1)])
+    assert first_round(method({}, moves=lambda self, cohort: np.bool_(True))).gamma
+
+
 def test_numbers_of_any_real_type_and_strided_weights():
     apart = np.array([1.0, 9.0, 3.0, 9.0])[::2]
     mine = method(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.arrays import F32, F64
-from fedcore.kernels.forms import ANCHORED, REPLACED
+from fedcore.kernels.forms import ANCHORED, H
 from tests.oracle import kernels as floats
 from tests.oracle.kernels import BLOCK, added, decoded, gradient, sizes_of, squares_of_blocks, whole
 
@@ -70,7 +70,7 @@ def exchange(acc: Any, *given: Any, out: Any, partials: F64 | None = None, **opt
     if not isinstance(out, tuple):
         return floats.exchange(acc, *given, out=out, partials=partials, **options)
     bases, ys, scales, weights, old_rows, anchors, new_rows = given
-    row, adds = options.get("row", REPLACED), options.get("adds", ANCHORED)
+    row, adds = options.get("row", H), options.get("adds", ANCHORED)
     begin(acc, out)
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
     n = len(out[0])

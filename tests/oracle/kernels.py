@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import F32, F64
 from fedcore.kernels import Linear, Terms
-from fedcore.kernels.forms import ANCHORED, KEPT, REPLACED
+from fedcore.kernels.forms import ANCHORED, KEPT, H
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -188,7 +188,7 @@ def exchange(
     new_rows: Sequence[Any],
     *,
     out: F64,
-    row: Terms = REPLACED,
+    row: Terms = H,
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
     sums: npt.NDArray[np.uint64] | None = None,

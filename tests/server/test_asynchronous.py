@@ -406,6 +406,25 @@ def test_an_update_of_a_removed_client_is_listed():
     assert report.rejected == ((1, "client: not registered"),)
 
 
+@pytest.mark.parametrize(("clients", "newcomers"), [(2, [5, 6]), ({0: 1, 1: 1}, {5: 2, 6: 3})])
+def test_a_newcomer_joins_the_round_of_its_update(clients, newcomers):
+    """Client 5 joins with the second round of a call, and the third round goes on without it as a newcomer."""
+    server = Server(numbers(0), FedAvg("uniform"), clients, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=9))
+    assert server.push([Update(0, numbers(2), 1, round=0)], newcomers=newcomers) == []
+    given = iter(newcomers) if isinstance(newcomers, list) else newcomers
+    reports = server.push([Update(client, numbers(2), 1, round=0) for client in (1, 5, 0, 6, 1)], newcomers=given)
+    assert [one.accepted for one in reports] == [(0, 1), (5, 0), (6, 1)]
+
+
+def test_an_error_of_push_tells_what_was_read():
+    server = Server(numbers(0), FedAvg(), 2, lr=0.1, policy=RoundPolicy(buffer=2, max_staleness=9))
+    weights = [1, 1, 1e-40, 1e-40, 1]
+    with pytest.raises(RangeError) as caught:
+        server.push([Update(i % 2, numbers(2), 1, round=0, weight=weight) for i, weight in enumerate(weights)])
+    assert caught.value.__notes__ == ["push: updates read: 4 of 5; rounds closed: 1"]
+    assert server.round_number == 1
+
+
 @pytest.mark.parametrize("last", [[], [rules.TrimmedMean(1)]])
 def test_updates_that_a_median_rejects_do_not_fill_a_buffer(last):
     policy = RoundPolicy(buffer=4, min_clients=4, max_staleness=2)

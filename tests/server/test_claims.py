@@ -5,7 +5,8 @@ import pytest
 
 from fedcore import Limits, Network, Server, Update, algorithms, errors
 from fedcore.algorithms import rates
-from fedcore.rules import CapSteps
+from fedcore.options import LARGEST, limits_from_state, limits_to_state
+from fedcore.rules import CapSteps, Chain
 from tests.kit import flat
 from tests.rejections import rejected_arguments
 
@@ -51,6 +52,21 @@ def test_a_server_may_accept_client_rates(largest):
     assert report.accepted == (0,)
     assert report.gamma == pytest.approx(0.3 * 5)
     assert rejected_arguments(report) == [(1, "lr")]
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_client_may_use_a_sent_rate_above_the_largest_of_its_own(journal, tmp_path):
+    server = server_of(max_client_lr=0.05, **(dict(path=tmp_path / "s", journal=True) if journal else {}))
+    round = server.open_round()
+    replies = [round.add_batch([step(server, i, lr=lr)])[0] for i, lr in enumerate([None, 0.1, 0.05, 0.1001])]
+    assert list(map(bool, replies)) == [True, True, True, False]
+    if journal:
+        server.close()
+        round = Server.load(tmp_path / "s").open_round()
+    assert round.finish().accepted == (0, 1, 2)
+    extreme = server_of("FedAvgM", lr=1e9, max_client_lr=1e-3, max_steps=1)
+    long = Update(0, np.full(n, 5e29, np.float32), 1, kind="gradient")
+    assert extreme.round([long]).accepted == ()  # a step of 5e38 would end the round
 
 
 def test_a_late_update_is_compared_with_the_rate_of_its_round():
@@ -230,7 +246,21 @@ def test_client_rates_are_saved(tmp_path):
         assert bool(server.round([step(server, 0, lr=0.3)]).accepted) == own
 
 
+def test_steps_below_those_that_count_are_refused():
+    for scheme, most in (("A", 10), ("C", 9), ("B", 1)):
+        server_of(algorithms.FlexibleFedAvg(scheme, 10), dict.fromkeys(range(10), 10), max_steps=most)
+    with pytest.raises(errors.RangeError, match="max_steps=9: must be at least 10"):
+        server_of(algorithms.FlexibleFedAvg("A", 10), dict.fromkeys(range(10), 10), max_steps=9)
+
+
 def test_the_cap_of_steps_counts_draws():
     server = Server(np.zeros(3, np.float32), "FedAvgM", 10, lr=0.1, aggregation=[CapSteps(10)])
     draws = [Update(0, server.x + 1, 5, count=8), *(Update(i, server.x + 1, 10**6) for i in (1, 2))]
     assert server.round(draws).gamma == pytest.approx(0.1 * (8 * 5 + 2 * 50) / 10)
+
+
+def test_the_largest_rate_is_in_the_range_of_rates_and_older_folders_still_open():
+    with pytest.raises(errors.RangeError, match=r"^max_client_lr\b"):
+        Limits(max_client_lr=1e39)
+    older = {"limits": limits_to_state(Limits(max_client_lr=3), Chain()) | {"lr": 1e300}}
+    assert limits_from_state(older)[0] == Limits(max_client_lr=LARGEST)

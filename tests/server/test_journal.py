@@ -25,6 +25,7 @@ from fedcore.server.aggregation import Sum
 from fedcore.server.folder import HEADER, JOURNAL, Journal, open_updates
 from fedcore.server.round import SECOND
 from fedcore.store.inspect import state_of
+from fedcore.validation import check_number
 from tests.kills import count_calls, die_at
 from tests.kit import flat
 from tests.server import test_groups as groups
@@ -207,6 +208,19 @@ def test_a_journal_has_no_rejected_updates(shards, tmp_path):
             assert set(round.clients) == {2, 3}
         assert round.report.rejected == ()
         assert np.array_equal(server.x, 5 * y)
+
+
+@pytest.mark.parametrize(("shards", "weight", "kept"), [(1, 1e-40, []), (2, 1e-40, []), (1, 1.0, [0])])
+def test_a_journal_has_no_updates_whose_sums_are_refused(shards, weight, kept, tmp_path, monkeypatch):
+    """Such updates would end each further round; a wrong rate can be corrected."""
+    path = tmp_path / "s"
+    if weight == 1:
+        monkeypatch.setattr("fedcore.server.state.step_length", lambda *_: check_number("rate", 0.0, "(0, inf)"))
+    server = made("FedAvg", np.zeros(40_000, np.float32), path=path, journal=True, shards=shards, clients=2)
+    with pytest.raises(RangeError), server.open_round() as round:
+        assert round.add(0, np.ones(40_000, np.float32), steps=1, weight=weight)
+    server.close()
+    assert open_updates(path, state_of(path if shards == 1 else path / "shard-0")) == kept
 
 
 def test_removed_clients_and_undone_rounds_leave_nothing(tmp_path):

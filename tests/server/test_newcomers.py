@@ -104,6 +104,8 @@ def test_invalid_newcomers_are_rejected():
     for newcomers in (["c"], np.array([7, 8]), np.array([])):
         with server.open_round(newcomers=newcomers):
             assert list(server.clients) == ["a", "b", *newcomers]
+    with server.open_round(newcomers=iter("c"), expected=iter("c")) as round:
+        assert round.add("c", np.zeros(4, np.float32), steps=1)
 
 
 def test_a_first_round_without_clients_moves_nothing():

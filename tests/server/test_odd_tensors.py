@@ -194,6 +194,16 @@ def test_a_named_tensor_need_not_be_contiguous():
     np.testing.assert_array_equal(server.x, np.arange(0, 2 * n, 2))
 
 
+def test_a_copy_of_a_view_has_only_the_bytes_of_the_view():
+    flat, counts = torch.zeros(2 * n, dtype=torch.bfloat16), torch.arange(100)
+    x0 = {"v": np.zeros(n, np.float32), "w": np.zeros(n, np.float32), "n": np.array(0)}
+    with Server(x0, "FedAvg", 2, lr=0.1, aggregation="median").open_round() as round:
+        round.add(0, {"v": flat[:n], "w": flat[n:], "n": counts[1]}, steps=1)
+        (incoming := round.begin(1, steps=1)).write("n", counts[1])
+        held = [*round._held[0].vectors[0], incoming._outside["n"]]
+        assert [one.untyped_storage().nbytes() for one in held] == [2 * n, 2 * n, 8]
+
+
 def test_arrays_of_honest_subclasses_are_accepted():
     server = Server(np.zeros(n, np.float32), "FedAvg", clients=5, lr=0.1)
     exported = Array(ones.__dlpack__)

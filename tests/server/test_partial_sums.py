@@ -176,6 +176,7 @@ BAD = {
     "no steps": (spoilt(steps=with_entry(0)), "steps"),
     "half a step": (spoilt(steps=with_entry(1.5)), "steps"),
     "NaN examples": (spoilt(examples=with_entry(np.nan)), "examples"),
+    "next to no examples": (spoilt(examples=with_entry(1e-20)), "examples"),
     "no draws": (spoilt(counts=with_entry(0)), "counts"),
     "more draws than any": (spoilt(counts=with_entry(2**31 + 1)), "counts"),
     "another distance": (spoilt(eta_steps=with_entry(7)), "eta_steps"),
@@ -292,6 +293,23 @@ def test_a_sum_without_updates_is_zero_and_lists_rejections():
     assert [client for client, _ in server.last.rejected[:2]] == [5, 5]
     assert len(server.last.rejected) == 6 + MOST_OF_CLIENT
     assert all("its 0 updates allow at most 0" in reason for _, reason in server.last.rejected[2:])
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_sum_with_examples_displaces_updates_without(partial):
+    server, straight, edge = (server_of(partial=partial) for _ in range(3))
+    sent = updates(server, 0)
+    message, bare = summed(edge, sent[:3]).to_bytes(), [one._replace(examples=None) for one in sent[6:8]]
+    due = straight.round(sent[:3])
+    with server.open_round() as round:
+        round.add_batch(bare)
+        before = round._bytes
+        assert round.add_partial_sum(message, "edge")
+        assert not round.add_partial_sum(PartialSum.from_bytes(message), "the edge again")
+        assert set(round.clients) == {0, 1, 2}
+        report = round.finish()
+    assert (report.accepted, server.x.tobytes()) == (due.accepted, straight.x.tobytes())
+    assert report.bytes - before == len(message) + 16 * N
 
 
 UNIT = 2.0**-60
@@ -440,14 +458,13 @@ def test_forged_headers_are_rejected():
         dict(refused=[[-1, "no id"]]),
         dict(refused=[[10**100, "no id"]]),
         dict(round=True),
-        dict(received=None),
     ):
         result = json.dumps(header | change).encode()
         with pytest.raises(errors.ArrayError, match=r"^partial\b"):
             PartialSum.from_bytes(MAGIC + len(result).to_bytes(8, "little") + result + rest)
     with pytest.raises(errors.ArrayError):
         PartialSum.from_bytes(MAGIC + (1 << 62).to_bytes(8, "little") + rest)
-    result = json.dumps(header | {"refused": [["a", "x" * 10**6]]}).encode()
+    result = json.dumps(header | {"refused": [["a", "x" * 10**6]], "received": 7}).encode()
     [(_, reason)] = PartialSum.from_bytes(MAGIC + len(result).to_bytes(8, "little") + result + rest).rejected
     assert len(reason) <= 500
     assert len(COLUMNS) == 7

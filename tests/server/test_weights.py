@@ -9,7 +9,7 @@ import torch
 from fedcore import Compute, EdgeAggregator, RoundPolicy, Server, Storage, Update
 from fedcore.algorithms import FedAvg, FedNova, MimiC, QFedAvg
 from fedcore.errors import CheckpointError, RangeError, UnknownClientError
-from fedcore.rules import CapExamples, Mean
+from fedcore.rules import CapExamples, Chain, Mean
 from tests.algorithms.outsiders import WeighedMIFA
 from tests.rejections import rejected_arguments
 
@@ -223,12 +223,12 @@ def test_a_weight_of_missing_examples_is_rejected():
     assert server.round([Update(i, np.ones(2), 1) for i in range(2)]).weights.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array])
+@pytest.mark.parametrize("kind", [list, tuple, np.array, iter])
 def test_listed_weights_are_in_the_order_of_the_clients(kind):
     server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=0.1, aggregation=[Mean(kind([2.5, 1, 0]))])
     report = server.round([Update(i, np.full(2, i, np.float32), 1) for i in range(3)])
     assert (report.weights.tolist(), report.rejected) == ([2.5, 1, 0], ())
-    for wrong in ({0: 1, 1: -1}, [np.nan], ["2"], [1, True], {1: 10**400}, {}, []):
+    for wrong in ({0: 1, 1: -1}, [np.nan], ["2"], [1, True], {1: 10**400}, {}, [], 0.5, np.float64(2)):
         with pytest.raises(RangeError, match="weights"):
             Mean(wrong)
 
@@ -241,9 +241,11 @@ def test_weights_set_between_rounds_are_needed_on_loading(tmp_path):
     with pytest.raises(CheckpointError, match=r"^aggregation\b.*weights"):
         Server.load(tmp_path / "run")
     assert Server.load(tmp_path / "run", aggregation=[Mean({0: 2, 1: 2})]).aggregation == (Mean({0: 2, 1: 2}),)
-    server.change(aggregation=None)
-    server.save(tmp_path / "run")
-    assert Server.load(tmp_path / "run").aggregation == (Mean(),)
+    for before in (None, "median"):
+        server.change(aggregation=before)
+        server.save(tmp_path / "run")
+        assert Server.load(tmp_path / "run").aggregation == Chain.of(before).rules
+        assert Server.load(tmp_path / "run", aggregation=[Mean([2, 2])]).aggregation == (Mean([2, 2]),)
 
 
 @pytest.mark.parametrize("of", [np.float16, np.float64, torch.bfloat16, bytes], ids=str)
