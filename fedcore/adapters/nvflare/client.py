@@ -1,6 +1,5 @@
 """The client side, which a client's script imports: read the instructions in an FLModel, train and reply."""
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from fedcore.arrays import F32, as_array
 from fedcore.errors import ArrayError
 from fedcore.model import Layout
 from fedcore.server.broadcast import VECTORS, Instructions
-from fedcore.sim.sgd import FlatModel, LocalOptions, carry, mean_loss, sgd
+from fedcore.sim.sgd import FlatModel, LocalOptions, carry, copy_of, mean_loss, sgd
 
 KEY = "fedcore"
 """The key of the instructions in ``FLModel.meta``."""
@@ -114,7 +113,7 @@ class Trainer:
         self.model.module.train()
         previous = None
         if work.x_prev is not None:
-            previous = self._previous = self._previous or FlatModel(copy.deepcopy(self.model.module))
+            previous = self._previous = self._previous or FlatModel(copy_of(self.model.module))
             carry(work.x_prev, work.layout, layout, previous.flat.numpy())
             previous.module.train()
         loss = mean_loss(self.model, inputs, labels) if work.needs_loss else None

@@ -11,6 +11,7 @@ from fedcore.adapters.nvflare.client import KEY
 from fedcore.algorithms import MBSTORM, SCAFFOLD, LocalDescent, MimiC
 from fedcore.sim.sgd import LocalOptions
 from tests.adapters.drivers.nvflare import LocalController
+from tests.sim.kit import of_copies
 
 MODEL = {"weight": np.float32([[1, -2], [3, 4], [0, 1]]), "bias": np.float32([0, 1, 2])}
 INPUTS, LABELS = torch.ones(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -60,6 +61,12 @@ def test_a_module_may_have_a_buffer_that_the_server_takes_for_a_parameter(algori
     found = train(received(algorithm), module=module)
     for name, tensor in expected.params.items():
         np.testing.assert_allclose(found.params[name], tensor, rtol=1e-6)
+
+
+def test_a_module_whose_copy_lacks_a_hook_is_refused_where_a_copy_is_needed():
+    train(received("FedAvg"), module=of_copies(torch.nn.Linear(2, 3), "hook"))
+    with pytest.raises(errors.RangeError, match=r"^weight: .*hook"):
+        train(received(MBSTORM()), module=of_copies(torch.nn.Linear(2, 3), "hook"))
 
 
 def test_the_full_gradient_is_of_all_examples():
