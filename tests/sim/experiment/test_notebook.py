@@ -1,11 +1,16 @@
 """An experiment in a program or a notebook: its results and its progress."""
 
+from functools import partial
+
+import numpy as np
 import pytest
+from torch import nn
 
 import fedcore.sim.experiment
 from fedcore.errors import ConfigError
+from fedcore.sim import data, nets
 from fedcore.sim.experiment import Run, load_preset, load_results, run_experiment
-from tests.sim.experiment.kit import records_in
+from tests.sim.experiment.kit import facts, records_in
 
 SMALL = {"rounds": 2, "local": {"epochs": 1}, "algorithms": ["FedAvg", "MimiC"]}
 
@@ -55,3 +60,30 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch):
         fedcore.sim.experiment.run("quickstart", out=tmp_path / "run", seeds=1, progress=False, **SMALL)
     failed = fedcore.sim.experiment.run("quickstart", out=tmp_path / "kept", seeds=1, check=False, **SMALL).failed
     assert [event.trial.method.label for event in failed] == ["FedAvg", "MimiC"]
+
+
+def test_corrected_files_and_definitions_are_used(tmp_path, monkeypatch):
+    file, hashes = tmp_path / "clients.csv", []
+
+    def load(columns: list[int], scale=1):
+        clients = np.loadtxt(file, int)
+        x = scale * np.eye(4, dtype=np.float32)[:, columns].repeat(3, 0)
+        return data.from_arrays(x, clients % 2, x, clients % 2, clients=clients)
+
+    def make(outputs=2):
+        return nn.Sequential(nn.Linear(2, outputs))
+
+    for clients, scale in ((2, 1), (3, 1), (3, 2)):
+        file.write_text("\n".join(str(row % clients) for row in range(12)))
+        monkeypatch.setitem(data.REGISTRY, "mine", data.Source(partial(load, scale=scale), "", [2], 2))
+        changes = {"data": {"name": "mine", "columns": [2, 0]}, "model": {"name": "own"}, "algorithms": ["FedAvg"]}
+        changes |= {"partition": {"name": "natural"}, "participation": {"name": "Always"}, "rounds": 1}
+        monkeypatch.setitem(nets.REGISTRY, "own", partial(make, 3))
+        with pytest.raises(ConfigError, match="must have 2 outputs"):
+            load_preset("quickstart", changes)
+        monkeypatch.setitem(nets.REGISTRY, "own", make)
+        folder = tmp_path / f"{clients} {scale}"
+        assert run_experiment(load_preset("quickstart", changes), folder, jobs=0) == []
+        assert facts(folder)["partition"]["clients"] == clients
+        hashes += [header.data for header, _ in records_in(folder).values()]
+    assert len(set(hashes)) == 3
