@@ -405,7 +405,7 @@ def _changes(experiment: Experiment, whole: Tables, titled: str) -> Changes:
 
 def _read_file(path: Path) -> Tables:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows writes a mark
         tables = shallow(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such TOML or JSON file") from None
