@@ -94,6 +94,8 @@ class Trainer:
     ) -> FLModel:
         """Start from the received model, take a step per minibatch, and return the reply.
 
+        Tensors that the message lacks, such as personal ones, start from the module's values.
+
         Args:
             received: the model that ``flare.receive()`` returned.
             inputs, labels: the client's examples, torch.float32[m, ...] and torch.int64[m].
@@ -109,7 +111,8 @@ class Trainer:
         """
         work, layout = order(received), self.model.layout
         work.require_followed(plain=self._options is None or self._options.plain)
-        self.model.load(layout.flatten(received.params), layout.read_counters(received.params))
+        named = {**self.model.module.state_dict(), **received.params}
+        self.model.load(layout.flatten(named), layout.read_counters(named))
         self.model.module.train()
         previous = None
         if work.x_prev is not None:

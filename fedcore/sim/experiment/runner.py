@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cache, partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from fedcore.files import inside, read_bytes, read_text, replacing
 from fedcore.runtime import build_info
 from fedcore.sim import data
 from fedcore.sim.experiment import results
-from fedcore.sim.experiment.changes import changes, combined, differences
+from fedcore.sim.experiment.changes import NO_RESULT, changes, combined, differences
 from fedcore.sim.experiment.config import points
 from fedcore.sim.experiment.executor import Event, Job, OnEvent, run_in_processes, run_in_this_process
 from fedcore.sim.experiment.results import CONFIG, RECORDS, is_complete, parse_tables, rounds_before
@@ -32,8 +33,8 @@ if TYPE_CHECKING:  # these modules import torch, which the process of a run does
 BUILD = "build.json"
 EXTENSIBLE = {"rounds", "seeds", "algorithms"}
 """The keys whose values may grow when a run is resumed."""
-FREE = {"grid", "pictures", "report", "changes", "inherited", "device", "server_device"}
-"""The keys that may change, since results do not depend on them; ``check_device`` checks devices."""
+FREE = {"grid", "report", *NO_RESULT} - {"name", "title", "threads", "together"}
+"""The keys that may change, since neither results nor headers of records have them; ``check_device`` checks devices."""
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """The errors of a file system that cannot lock folders, such as NFS."""
 
@@ -80,8 +81,10 @@ def _lock(folder: Path, how: int, stack: ExitStack) -> None:
 
 
 def default_folder(experiment: Experiment) -> Path:
-    """Return ``runs/PRESET-DATE-TIME``, relative to the working directory."""
-    return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+    """Return ``runs/PRESET-DATE-TIME``, relative to the working directory; if it exists, with -2, -3, ... added."""
+    name = f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = (f"{name}-{number}" for number in count(2))
+    return next(folder for each in chain([name], names) if not (folder := Path("runs", each)).exists())
 
 
 def prepare(

@@ -70,6 +70,22 @@ def test_one_s_own_loop_is_asked_for_what_its_row_adds():
     assert len(strategy.reports[0].accepted) == 2
 
 
+def test_personal_parameters_keep_their_gradients():
+    def work(message):
+        task, module = Task.of(message), make_module()
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        task.correct(module)
+        assert (module[0].bias.grad == 1).all()
+        with pytest.raises(ArrayError, match=r"^module: lacks the tensor '0\.weight'"):
+            task.correct(module[0])
+        return task.reply(module, steps=1, examples=1)
+
+    strategy, _ = run("FedProx", one_app(work), 1, parts={"personal": ["0.bias"]})
+    assert strategy.failures == []
+    assert len(strategy.reports[0].accepted) == 2
+
+
 def test_losses_reach_the_server():
     grid, x, y = training()
     how = {"lr": 0.1, "fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1, "poll": 0.001}

@@ -1,6 +1,9 @@
 """An experiment in a program or a notebook: its results and its progress."""
 
+from datetime import datetime
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from torch import nn
 import fedcore.sim.experiment
 from fedcore.errors import ConfigError
 from fedcore.sim import data, nets
-from fedcore.sim.experiment import Run, load_preset, load_results, run_experiment
+from fedcore.sim.experiment import Run, load_preset, load_results, run_experiment, runner
 from tests.sim.experiment.kit import facts, records_in
 
 SMALL = {"rounds": 2, "local": {"epochs": 1}, "algorithms": ["FedAvg", "MimiC"]}
@@ -42,6 +45,15 @@ def test_a_run_and_its_results(tmp_path, monkeypatch, capsys):
     more = fedcore.sim.experiment.run(run.folder / "config.json", out=run.folder, resume=True, progress=False, seeds=3)
     assert set(more.frame["seed"]) == {0, 1, 2}
     assert repr(Run(run.folder)).splitlines()[3:5] != repr(run).splitlines()[3:5]
+
+
+def test_runs_within_a_second_have_their_own_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2)))
+    for name in ("", "-2", "-3"):
+        folder = runner.default_folder(load_preset("quickstart"))
+        assert folder == Path(f"runs/quickstart-20260102-000000{name}")
+        folder.mkdir(parents=True)
 
 
 def test_a_run_that_fails_raises(tmp_path, monkeypatch):
