@@ -129,9 +129,9 @@ def read_bytes(path: Path, most: int | None = None, folder: OpenFolder | None = 
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a regular file in UTF-8; see ``open_file``."""
+    """Return the content of a regular file in UTF-8, without a byte order mark; see ``open_file``."""
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise StoreError(f"{path}: is not text in UTF-8 ({error}); restore the file") from None
 

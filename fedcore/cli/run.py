@@ -210,7 +210,9 @@ def _check(options: Options) -> None:
         if not is_run:
             raise ConfigError(f"{first}: not the folder of a run; {CONFIG} is missing")
     elif is_run and first not in config.names():
-        raise ConfigError(f"{first}: this is the folder of a run; add --resume, or see `fedcore report {first}`")
+        raise ConfigError(
+            f"{first}: this is the folder of a run; add --resume, or see `{shlex.join(['fedcore', 'report', first])}`"
+        )
 
 
 def _overrides_of(options: Options) -> list[str]:
@@ -287,21 +289,23 @@ def interruptible(console: "Console", advice: Callable[[], str]) -> Iterator[Non
 
 
 def _run_advice(imports: Sequence[str], folder: Path) -> str:
-    from fedcore.sim.experiment.results import CONFIG, started
+    from fedcore.sim.experiment.results import CONFIG, RECORDS, started
 
     if not (folder / CONFIG).is_file():
         return "nothing was written yet; run the same command again"
     resume = shlex.join(["fedcore", "run", str(folder), "--resume", *import_flags(imports)])
-    if not any(map(started, (folder / "records").glob("*.jsonl"))):
+    if not any(map(started, (folder / RECORDS).glob("*.jsonl"))):
         return f"no round is finished yet; resume: {resume}"
-    return f"the finished rounds are in {folder / 'records'}: fedcore report {folder}, or resume: {resume}"
+    report = shlex.join(["fedcore", "report", str(folder)])
+    return f"the finished rounds are in {folder / RECORDS}: {report}, or resume: {resume}"
 
 
 def _sweep_advice(folder: Path) -> str:
-    from fedcore.sim.experiment.results import started
+    from fedcore.sim.experiment.results import RECORDS, started
 
-    if any(map(started, folder.rglob("records/*.jsonl"))):
-        return f"the same command resumes the sweep; to see the results so far: fedcore report {folder}"
+    if any(map(started, folder.rglob(f"{RECORDS}/*.jsonl"))):
+        report = shlex.join(["fedcore", "report", str(folder)])
+        return f"the same command resumes the sweep; to see the results so far: {report}"
     return "no round is finished yet; run the same command again"
 
 

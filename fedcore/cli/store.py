@@ -20,7 +20,8 @@ from fedcore.cli.terminal import Options, Parser
 from fedcore.cluster.manifest import Manifest, manifest_at
 from fedcore.errors import CheckpointError, CorruptionError, LockedError, MissingDependencyError, RoundError, StoreError
 from fedcore.kernels import combined_square
-from fedcore.model import FORMS, Safetensors, form_of, write_model
+from fedcore.model import FORMS, form_of, write_model
+from fedcore.model.files import open_model
 from fedcore.model.safetensors import StoredFile
 from fedcore.options import Storage
 from fedcore.server import Server
@@ -93,7 +94,7 @@ def add_store(group: Parser) -> None:
     parser.add_argument("--erase", action="store_true", help="erase the client's id, rows and updates from the files")
     terminal.add_imports(parser)
     key(parser)
-    model = _argument("model", metavar="MODEL", help="safetensors file or folder")
+    model = _argument("model", metavar="MODEL", help="file of a model, or folder of safetensors files")
     command("replace", replace, state, model, terminal.add_imports, key)
     lines = _argument("--export", metavar="FILE", help="write the documents as JSON lines")
     command("audit", audit, "folder of a server or of totals with an audit log, or a manifest", folders, lines)
@@ -469,7 +470,7 @@ def replace(options: Options) -> None:
       fedcore store replace state pruned.safetensors
     """
     with _server(options) as server:
-        server.replace_x(Safetensors(options.model))
+        server.replace_x(open_model(options.model))
     print(f"model replaced after round {server.round_number}")
 
 

@@ -268,8 +268,10 @@ class Manifest:
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: cannot read the manifest: {error}") from None
         with checkpoint_errors(path):
-            state: Mapping[str, Any] = json.loads(text)
-            if state.get("what") != _WHAT:
+            state: Any = None
+            with suppress(ValueError, RecursionError):
+                state = json.loads(text)
+            if not isinstance(state, dict) or state.get("what") != _WHAT:
                 raise CheckpointError(f"{path}: not the manifest of a server in shards")
             if (version := state["version"]) != _VERSION:
                 raise CheckpointError(

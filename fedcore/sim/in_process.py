@@ -1,6 +1,5 @@
 """Client training in this process, on the CPU or a GPU: one client after another, or many at once."""
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from fedcore.sim.sgd import (
     FlatModel,
     LocalOptions,
     Work,
+    copy_of,
     mean_loss,
     on_host,
     repeatable,
@@ -76,7 +76,8 @@ class InProcess(Engine):
         parts: the clients' examples and minibatches.
 
     Raises:
-        RangeError: an argument is out of range, or ``together`` is "vmap" and torch cannot batch the model.
+        RangeError: an argument is out of range; ``together`` is "vmap" and torch cannot batch the model; or a copy of
+            the module would compute something else (``sgd.copy_of``).
         DtypeError, ArrayError: ``FlatModel`` does not support the module.
         UnknownNameError, DeviceError: torch has no such device.
 
@@ -109,7 +110,7 @@ class InProcess(Engine):
         self._device = torch_device(device)
         sizes = Minibatches(batch, epochs, steps, seed)
         self.parts = Parts(parts, len(dataset.train_y), sizes, options or LocalOptions())
-        module = copy.deepcopy(module)  # ``FlatModel`` changes it
+        module = copy_of(module)  # ``FlatModel`` changes it
         self._net = net_of(module, dataset.train_x.shape[1:], together, self._device)
         self._model = FlatModel(module, self._device)
         threads = check_integer("threads", threads, 1)
@@ -249,7 +250,7 @@ class InProcess(Engine):
         """Return a second model that holds x_{t-1}, for methods that need a gradient there."""
         if self._previous is None:
             self._model.load(x_prev)  # resets the other buffers
-            self._previous = FlatModel(copy.deepcopy(self._model.module), self._device)
+            self._previous = FlatModel(copy_of(self._model.module), self._device)
         self._previous.load(x_prev)
         self._previous.module.train()
         return self._previous

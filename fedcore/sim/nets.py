@@ -1,6 +1,5 @@
 """The models of the papers and examples."""
 
-import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from fedcore.errors import FedcoreError, RangeError, ShapeError
-from fedcore.sim.sgd import FlatModel, seeded
+from fedcore.sim.sgd import FlatModel, copy_of, seeded
 from fedcore.validation import Registry, check_integer, check_number
 
 
@@ -255,7 +254,7 @@ def scores(name: str, shape: tuple[int, ...], **options: Any) -> int:
     10
     """
     try:
-        model = FlatModel(copy.deepcopy(build(name, seed=0, **options)))
+        model = FlatModel(copy_of(build(name, seed=0, **options)))
         with torch.inference_mode():
             found = model.module.eval()(torch.zeros(1, *shape))
     except FedcoreError:

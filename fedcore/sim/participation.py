@@ -54,6 +54,14 @@ class Active(Represented):
     def __len__(self) -> int:
         return len(self.clients)
 
+    def fits(self, clients: int) -> bool:
+        """Whether clients and shares are as described above, for N clients."""
+        own, shares = self.clients, self.shares
+        if not (isinstance(own, np.ndarray) and own.ndim == 1 and own.dtype == np.int64):
+            return False
+        fit = isinstance(shares, np.ndarray) and shares.shape == own.shape and ((shares > 0) & (shares <= 1)).all()
+        return bool((np.diff(own, prepend=-1, append=clients) > 0).all() and (shares is None or fit))
+
     def only(self, kept: npt.NDArray[Any]) -> "Active":
         """Return the clients at some positions, bool[k] or ascending int64[m], with their shares and counts."""
         shares, counts = (None if one is None else one[kept] for one in (self.shares, self.counts))
@@ -135,7 +143,11 @@ class Participation(Checked, Represented, ABC):
         candidates = self.candidates(round)
         if round == 0 and self.first_round == "all" and self.overruled:
             return candidates
-        return self._choose(round, candidates)
+        chosen = self._choose(round, candidates)
+        if chosen is not candidates and not (isinstance(chosen, Active) and chosen.fits(self.clients)):
+            due = f"an Active with clients, ascending int64[k] in 0 .. {self.clients - 1}, and shares in (0, 1] or None"
+            raise RangeError(f"participation: {type(self).__name__}._choose must return {due}, got {chosen!r:.200}")
+        return chosen
 
     def candidates(self, round: int) -> Active:
         """Return the clients of a round among which this pattern selects: those of the inner pattern, or all."""
@@ -154,8 +166,12 @@ class Participation(Checked, Represented, ABC):
         """Select among the candidates: a pure function of the arguments, independent of ``first_round``."""
 
     def _purpose(self, name: str) -> str:
-        """Return the purpose of random numbers, which differs between nested patterns of one class."""
-        below = sum(type(inner) is type(self) for inner in nested(self.among))
+        """Return the purpose of random numbers, which differs between nested patterns of one class of fedcore."""
+
+        def known(pattern: Participation) -> type:
+            return next((kind for kind in type(pattern).__mro__ if kind in _PATTERNS), type(pattern))
+
+        below = sum(known(inner) is known(self) for inner in nested(self.among))
         return f"participation: {name}" + (f" ({below + 1})" if below else "")
 
     def _stream(self, name: str, round: int) -> dict[str, Any]:

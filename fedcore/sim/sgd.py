@@ -1,5 +1,6 @@
 """The local training of one client in torch: SGD along its method's direction, devices and random numbers."""
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,26 @@ from fedcore.sim.checks import Checked, Real
 
 CPU = torch.device("cpu")
 _NAME = re.compile(r"cpu|cuda(:\d{1,4})?")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def has_hooks(one: nn.Module | Tensor) -> bool:
+    """Whether a module has hooks of its own, or a parameter."""
+    return any(getattr(one, kind, None) for kind in (*_HOOKS, "_post_accumulate_grad_hooks"))
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """Return a deep copy of a module; raise a RangeError if it would compute something else than the module.
+
+    A copy lacks the hooks of parameters, and a function that replaced a layer's ``forward`` still uses the old layer.
+    """
+    if hooked := [name for name, parameter in module.named_parameters() if has_hooks(parameter)]:
+        raise RangeError(f"{hooked[0]}: copies of the module lack this parameter's hook; do its work in forward")
+    copied, own = copy.deepcopy(module), [vars(part)["forward"] for part in module.modules() if "forward" in vars(part)]
+    if shared := [name for name, part in copied.named_modules() if vars(part).get("forward") in own]:
+        how = "types.MethodType(function, layer), or override it in a class"
+        raise RangeError(f"{shared[0] or 'module'}: its forward is a function, which copies share; assign {how}")
+    return copied
 
 
 class FlatModel:

@@ -204,7 +204,7 @@ def _of_log(source: str, body: list[tuple[int, list[str]]], clients: int | None)
 def _rows(name: str, source: str | Path, file: Traversable) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a file with their line numbers; all must be as wide as the header."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()  # Excel writes a mark
     except (OSError, UnicodeDecodeError) as error:
         raise MissingDataError(f"{name}: cannot read {source}: {error}") from None
     width = 0

@@ -68,6 +68,11 @@ def test_an_exported_model_replaces_x(tmp_path, dtype):
     assert read_model(state).x.tobytes() == before.tobytes()
     write_model({"w": np.ones(3, np.float32)}, file)
     assert_rejected(invoke("store", "replace", state, file), "model")
+    for file in (tmp_path / "m.pt", *([tmp_path / "m.npz"] if dtype == torch.float32 else [])):
+        assert invoke("store", "export", state, file).status == 0
+        done = invoke("store", "replace", state, file)
+        assert done.status == 0, done.errors
+        assert_equal(read_model(state).tensors(), first)
 
 
 def test_npz_needs_only_numpy(tmp_path):

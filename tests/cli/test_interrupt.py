@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fedcore.cli.run import _run_advice, _sweep_advice
 from fedcore.sim.experiment.results import read_folder
 from fedcore.sim.reports import write_report
 from tests.cli.command import invoke, output_of
@@ -79,6 +80,16 @@ def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at
     monkeypatch.undo()
     again = ["run", folder, "--resume", "--workers", 0] if "--resume" in stopped.output else command
     output_of(*again)
+
+
+def test_advice_quotes_the_folder(tmp_path):
+    folder = tmp_path / "my run"
+    (folder / "records").mkdir(parents=True)
+    for file, text in (("config.json", "{}"), ("records/0-a-seed0.jsonl", "{}\n")):
+        (folder / file).write_text(text)
+    for advice in (_run_advice((), folder), _sweep_advice(folder)):
+        assert f"fedcore report '{folder}'" in advice
+    assert f"`fedcore report '{folder}'`" in invoke("run", folder).errors
 
 
 def test_logger_without_rounds_prints_no_hint(tmp_path, monkeypatch):

@@ -5,9 +5,10 @@ import os
 import shutil
 
 import numpy as np
+import pytest
 
 from fedcore.cluster.manifest import BLOCK, ShardInfo
-from tests.cli.command import invoke
+from tests.cli.command import assert_rejected, invoke
 from tests.cluster.pairs import made, n, one_round
 
 X0 = np.zeros(n, np.float32)
@@ -44,6 +45,12 @@ def test_info_and_verify(tmp_path):
         assert invoke("store", "info", tmp_path / "run", "--max-age", "600").status == 1
     found = as_json("verify", tmp_path / "run")
     assert (found["sound"], found["transaction"], found["shards"]) == (True, 1, [2, 1])
+
+
+@pytest.mark.parametrize("text", ["", "hello", "[" * 9999, "[]", "{}"], ids=repr)
+def test_another_file_is_no_manifest(tmp_path, text):
+    (file := tmp_path / "notes").write_text(text)
+    assert_rejected(invoke("store", "info", file), "notes: not the manifest of a server in shards")
 
 
 def test_verify_while_a_server_writes(tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """An outsider's parts keep the contracts of fedcore.testing; a broken part fails with the promise that it breaks."""
 
 from functools import partial
+from unittest import SkipTest
 
 import pytest
 
 from fedcore import ClientStore, Storage, testing
+from fedcore.testing import contract
 from tests.outsiders.house.mine import methods, parts
 
 
@@ -72,3 +74,21 @@ def test_a_broken_promise_is_named():
     with pytest.raises(AssertionError, match="vectors") as raised:
         testing.check(Broken)
     assert "Broken breaks this promise: " in raised.value.__notes__[0]
+
+
+def test_a_promise_that_is_skipped_is_left_out():
+    class Some(contract.Contract):
+        def test_one(self):
+            """It does not apply."""
+            raise SkipTest
+
+        def test_two(self):
+            """It is broken."""
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError) as raised:
+        testing.check(Some)
+    assert raised.value.__notes__ == ["Some breaks this promise: It is broken."]
+    with pytest.raises(SkipTest) as skipped:
+        Some().test_one()
+    assert not hasattr(skipped.value, "__notes__")

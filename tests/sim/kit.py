@@ -1,5 +1,7 @@
 """Helpers for the tests of local work."""
 
+from types import MethodType
+
 import numpy as np
 import torch
 from torch import nn
@@ -31,6 +33,22 @@ def frozen(layer):
 
 def hooked(layer):
     layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def patched(layer):
+    """A layer whose own forward replaces that of its class."""
+    layer.forward = MethodType(lambda self, x: 3 * type(self).forward(self, x), layer)
+    return layer
+
+
+def of_copies(layer, kind):
+    """A layer whose copies compute something else."""
+    forward, weight = layer.forward, layer.weight
+    if kind == "function":
+        layer.forward = lambda x: forward(x)
+    else:
+        (weight.register_hook if kind == "hook" else weight.register_post_accumulate_grad_hook)(lambda *_: None)
     return layer
 
 

@@ -26,7 +26,7 @@ from fedcore.sim.batching.convolutions import ConvNet
 from fedcore.sim.batching.layers import BYTES, Block, Linear, Perceptron
 from fedcore.sim.nets import build
 from fedcore.sim.sgd import FlatModel, LocalOptions, seeded, sgd
-from tests.sim.kit import Doubled, check_gradients, frozen, hooked, instructions_of
+from tests.sim.kit import Doubled, check_gradients, frozen, hooked, instructions_of, of_copies, patched
 
 SHARED = nn.Linear(4, 4)
 NOT = {
@@ -37,6 +37,8 @@ NOT = {
     "shared weights": nn.Sequential(SHARED, nn.ReLU(), SHARED),
     "frozen": nn.Sequential(frozen(nn.Linear(4, 2))),
     "a hook": nn.Sequential(hooked(nn.Linear(4, 2))),
+    "a parameter's hook": nn.Sequential(of_copies(nn.Linear(4, 2), "hook")),
+    "its own forward": nn.Sequential(patched(nn.Linear(4, 2))),
     "no Sequential": nn.Linear(4, 2),
     "nested": nn.Sequential(nn.Sequential(nn.Linear(4, 2))),
     "ReLU first": nn.Sequential(nn.ReLU(), nn.Linear(4, 2)),

@@ -12,7 +12,7 @@ from torch import nn
 from fedcore.sim.batching.convolutions import PIECE, ConvNet, Kernel, Windows
 from fedcore.sim.batching.layers import Block
 from fedcore.sim.nets import build
-from tests.sim.kit import Doubled, check_gradients, frozen, hooked
+from tests.sim.kit import Doubled, check_gradients, frozen, hooked, patched
 
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 KINDS = dict(kernel=pairs, stride=pairs, padding=pairs, dilation=pairs)
@@ -156,6 +156,7 @@ NOT = {
     "shared weights": behind(SHARED, nn.ReLU(), SHARED),
     "frozen": behind(frozen(nn.Conv2d(2, 3, 3))),
     "a hook": behind(hooked(nn.Conv2d(2, 3, 3))),
+    "its own forward": behind(patched(nn.Conv2d(2, 3, 3))),
     "transposed": behind(nn.ConvTranspose2d(2, 4, 3)),
     "nested": nn.Sequential(behind(nn.Conv2d(2, 4, 3))),
     "a custom forward pass": Doubled(*behind(nn.Conv2d(2, 4, 3))),

@@ -451,3 +451,32 @@ def test_a_custom_pattern_composes():
     assert set(np.concatenate(drawn).tolist()) == {0, 2, 4, 6, 8, 10}
     assert Even(N, among=Schedule(N, departures={0: 1})).active(1).clients.tolist() == [2, 4, 6, 8, 10]
     assert Even(N).seed == 0
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        np.array([0, 2]),
+        Active([0, 1]),
+        Active(np.array([0, 1], np.int32)),
+        Active(np.array([[0, 1]])),
+        Active(np.array([0, 2, 2])),
+        Active(np.array([-1, 2])),
+        Active(np.array([0, N])),
+        Active(np.array([0, 1]), shares=[0.5, 1.0]),
+        Active(np.array([0, 1]), shares=np.array([0.5])),
+        *(Active(np.array([0, 1]), shares=np.array([0.5, share])) for share in (0.0, 1.1, np.nan)),
+    ],
+    ids=repr,
+)
+def test_a_custom_pattern_that_breaks_its_promise_is_named(chosen):
+    class Own(Participation):
+        def _choose(self, round, candidates):
+            return chosen
+
+    with pytest.raises(RangeError, match=r"^participation: Own\._choose must return an Active"):
+        AtLeast(N, 2, among=Own(N)).active(3)
+    chosen = Active(np.array([0, N - 1]), shares=np.array([0.5, 1.0]))
+    assert Own(N).active(3) is chosen
+    chosen = Active(np.array([], np.int64))
+    assert Own(N).active(3) is chosen

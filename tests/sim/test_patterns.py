@@ -43,6 +43,16 @@ def test_patterns_of_one_class_have_different_streams():
     assert participation.Uniform(N, 4, seed=SEED, among=second).active(T).clients.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("kind", [participation.Bernoulli, participation.Fluctuating])
+def test_a_subclass_has_another_stream_than_an_inner_pattern_of_its_class(kind):
+    class Own(kind):
+        pass
+
+    pairs = (kind, kind), (Own, kind), (kind, Own), (Own, Own)
+    patterns = [outer(N, 0.7, seed=SEED, among=inner(N, 0.7, seed=SEED)) for outer, inner in pairs]
+    assert len({tuple(pattern.active(T).clients) for pattern in patterns}) == 1
+
+
 def test_at_least_draws_from_its_stream():
     expected = np.array(PRESENT)[np.sort(without_replacement(len(PRESENT), 3, **stream("at least")))]
     pattern = participation.AtLeast(N, 3, seed=SEED, among=participation.Bernoulli(N, 0.0, among=SOME))

@@ -121,7 +121,7 @@ def active_in(pattern, rounds):
 
 def test_a_log_is_replayed_round_by_round(tmp_path):
     file = tmp_path / "log.csv"
-    file.write_text("# of a real system\nround,client\n0,2\n0,0\n3,1\n1,2\n")
+    file.write_text("round,client\n# of a real system\n0,2\n0,0\n3,1\n1,2\n", encoding="utf-8-sig")  # as Excel writes
     pattern = Trace(4, str(file))  # clients 0 to 3; the last one never takes part
     assert active_in(pattern, 6) == [[0, 2], [2], [], [1], [0, 2], [2]]
     assert pattern.active(0).steps(5).tolist() == [5, 5]

@@ -70,6 +70,7 @@ class Task(Instructions):
 
         Args:
             module: a module whose parameters have the names of the model's arrays. A missing gradient counts as zero.
+                Parameters that the message lacks, such as personal ones, keep their gradients.
             previous: if ``b`` is not 0, a module at ``x_prev`` with its gradients of the same minibatch.
             own: if ``keeps_row``, the part of the offset from the client's own row, float32[n_parameters]: -c_i for
                 SCAFFOLD, zeros for MimiC, whose rows are added after the steps.
@@ -80,8 +81,12 @@ class Task(Instructions):
             raise ArrayError("own=None: must be the part of the offset from the client's own row")
         olds = dict(previous.named_parameters()) if self.b else {}
         pieces = {piece.name: piece for piece in self.layout.slices}
+        if lacking := [name for name in pieces if name not in module.state_dict()]:
+            raise ArrayError(f"module: lacks the tensor {lacking[0]!r} of the message")
         for name, parameter in module.named_parameters():
-            piece, y = pieces[name], parameter.detach()
+            if (piece := pieces.get(name)) is None:
+                continue
+            y = parameter.detach()
             grad = y.new_zeros(y.shape) if parameter.grad is None else parameter.grad.mul_(self.a)
             if self.b and olds[name].grad is not None:
                 grad.add_(olds[name].grad, alpha=self.b)

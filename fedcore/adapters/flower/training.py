@@ -1,6 +1,5 @@
 """Local training of a torch module for a ClientApp, with ``fedcore.sim.sgd``."""
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from fedcore.adapters.flower.client import Task
 from fedcore.algorithms.local_rules import along, batch_of, minibatches
-from fedcore.sim.sgd import FlatModel, LocalOptions, carry, mean_loss, sgd
+from fedcore.sim.sgd import FlatModel, LocalOptions, carry, copy_of, mean_loss, sgd
 
 
 def train(
@@ -54,7 +53,7 @@ def train(
     named = {**module.state_dict(), **task.tensors}
     model.load(own.flatten(named), own.read_counters(named))
     module.train()
-    previous = None if task.x_prev is None else FlatModel(copy.deepcopy(module))
+    previous = None if task.x_prev is None else FlatModel(copy_of(module))
     if previous is not None:
         carry(task.x_prev, task.layout, own, previous.flat.numpy())
     order = dict(epochs=epochs, steps=steps, seed=seed, round=task.round, client=client)

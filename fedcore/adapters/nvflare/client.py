@@ -1,6 +1,5 @@
 """The client side, which a client's script imports: read the instructions in an FLModel, train and reply."""
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from fedcore.arrays import F32, as_array
 from fedcore.errors import ArrayError
 from fedcore.model import Layout
 from fedcore.server.broadcast import VECTORS, Instructions
-from fedcore.sim.sgd import FlatModel, LocalOptions, carry, mean_loss, sgd
+from fedcore.sim.sgd import FlatModel, LocalOptions, carry, copy_of, mean_loss, sgd
 
 KEY = "fedcore"
 """The key of the instructions in ``FLModel.meta``."""
@@ -95,6 +94,8 @@ class Trainer:
     ) -> FLModel:
         """Start from the received model, take a step per minibatch, and return the reply.
 
+        Tensors that the message lacks, such as personal ones, start from the module's values.
+
         Args:
             received: the model that ``flare.receive()`` returned.
             inputs, labels: the client's examples, torch.float32[m, ...] and torch.int64[m].
@@ -110,11 +111,12 @@ class Trainer:
         """
         work, layout = order(received), self.model.layout
         work.require_followed(plain=self._options is None or self._options.plain)
-        self.model.load(layout.flatten(received.params), layout.read_counters(received.params))
+        named = {**self.model.module.state_dict(), **received.params}
+        self.model.load(layout.flatten(named), layout.read_counters(named))
         self.model.module.train()
         previous = None
         if work.x_prev is not None:
-            previous = self._previous = self._previous or FlatModel(copy.deepcopy(self.model.module))
+            previous = self._previous = self._previous or FlatModel(copy_of(self.model.module))
             carry(work.x_prev, work.layout, layout, previous.flat.numpy())
             previous.module.train()
         loss = mean_loss(self.model, inputs, labels) if work.needs_loss else None

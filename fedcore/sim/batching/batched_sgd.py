@@ -1,6 +1,5 @@
 """SGD steps of many clients at once, and the choice between batched and sequential training."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -265,7 +264,7 @@ def seconds_of_ways(
     if device.type != "cpu" if vmap is None else vmap:
         batched = Functional.of(module, shape, device)
         nets |= {} if batched is None else {"vmap": batched}
-    model = FlatModel(copy.deepcopy(module), device)
+    model = FlatModel(sgd.copy_of(module), device)
     inputs = torch.from_numpy(np.random.default_rng(0).random((batch, *shape), np.float32)).to(device)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
     table = Table(np.tile(np.arange(batch), (STEPS, 1)), np.full(STEPS, batch))

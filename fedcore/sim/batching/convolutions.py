@@ -290,7 +290,8 @@ class ConvNet(Layered):
 
         It is an ``nn.Sequential`` of ``Conv2d``, each optionally followed by ``ReLU`` and ``MaxPool2d``, then
         ``Flatten``, then ``Linear`` layers, each with or without ``ReLU``. It has no groups, dropout, normalisation,
-        shared or frozen weights, or hooks; convolutions may have zero padding, poolings none.
+        shared or frozen weights, hooks, or objects with their own ``forward``; convolutions may have zero padding,
+        poolings none.
         """
         children = shared.plain_sequence(module)
         if not children or len(shape) != 3:

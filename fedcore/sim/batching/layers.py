@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from fedcore.model import Layout
-from fedcore.sim.sgd import CPU, repeatable
+from fedcore.sim.sgd import CPU, copy_of, has_hooks, repeatable
 
 DEVICE_BYTES = 2 << 30
 """The maximum memory of one call on a GPU, in bytes. The value is not measured."""
@@ -105,10 +105,15 @@ float32[m, b, 1]. A weight is 1 / (the size of the minibatch), or 0 for padding.
 
 
 def plain_sequence(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """Return the layers of an ``nn.Sequential`` by name; None if a parameter is frozen or a module has hooks."""
+    """Return the layers of an ``nn.Sequential`` by name.
+
+    Return None for another module, and if a parameter is frozen, or a module or parameter has hooks, or an object its
+    own ``forward``.
+    """
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return None
-    if any(has_hooks(part) for part in module.modules()):
+    parts = *module.modules(), *module.parameters()
+    if any(has_hooks(part) or "forward" in vars(part) for part in parts):
         return None
     children = [(name, part) for name, part in module.named_modules(remove_duplicate=False) if name and "." not in name]
     return children if all(tensor.requires_grad for tensor in module.parameters()) else None
@@ -139,12 +144,6 @@ def starts(module: nn.Module) -> dict[str, int]:
     return {piece.name: piece.start for piece in Layout.of(module).slices}
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks."""
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    return any(getattr(module, kind) for kind in kinds)
-
-
 BYTES = 4 << 20
 """The maximum memory, in bytes, of the models and gradients of one call, and of the examples of one step. Models and
 gradients should stay in cache between steps. With 32 clients, 3 to 6 MiB are fastest: a step of one client with 50,890
@@ -159,7 +158,8 @@ class Perceptron(Layered):
         """Return the perceptron of a module, or None if it is a different network.
 
         A perceptron is an ``nn.Sequential`` of ``Flatten`` (optional if examples are flat) and ``Linear`` layers, each
-        with or without ``ReLU``. It has no dropout, normalisation, shared or frozen weights, or hooks.
+        with or without ``ReLU``. It has no dropout, normalisation, shared or frozen weights, hooks, or objects with
+        their own ``forward``.
         """
         children = plain_sequence(module)
         if not children:
@@ -241,12 +241,12 @@ class Functional:
         parameters = dict(module.named_parameters(remove_duplicate=False))
         is_plain = parameters and all(tensor.requires_grad for tensor in parameters.values())
         is_shared = len(parameters) > len(dict(module.named_parameters()))
-        has_more = any(True for _ in module.buffers()) or any(has_hooks(part) for part in module.modules())
+        has_more = any(True for _ in module.buffers()) or any(map(has_hooks, module.modules()))
         if not is_plain or is_shared or has_more:
             return None
         try:
             net = cls(module, shape)
-            return net if _is_separable(net, copy.deepcopy(module).to(device).train(), shape, device) else None
+            return net if _is_separable(net, copy_of(module).to(device).train(), shape, device) else None
         except Exception as error:  # from torch or from the module's code
             LOGGER.info("clients are not trained by vmap: %s: %s", type(error).__name__, error)
             return None

@@ -25,7 +25,7 @@ from fedcore.errors import ConfigError, FedcoreError, UnknownNameError
 from fedcore.sim import data
 from fedcore.sim.data import Dataset
 from fedcore.sim.experiment.changes import NO_RESULT, Changes, at_point, changes, combined, value_at
-from fedcore.sim.experiment.schema import Experiment, Method, Trial, error_of, unknown_key
+from fedcore.sim.experiment.schema import Experiment, Key, Method, Trial, error_of, unknown_key
 from fedcore.validation import add_to_path, expand_home, shallow
 
 Tables = dict[str, Any]
@@ -185,7 +185,7 @@ def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list
     the result.
     """
     clients, partition = experiment.partition.clients, experiment.partition
-    dataset = load_once(experiment.data.name, _data_options(experiment, seed))
+    dataset, _ = load_once(_data_key(experiment, seed))
     parts = data.divide(dataset, partition.name, clients, seed=seed, **partition.options)
     if experiment.validation is None:
         return dataset, parts
@@ -193,18 +193,22 @@ def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list
 
 
 @lru_cache(maxsize=2)  # one process runs many trials on the same data
-def load_once(name: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
-    """Return the data set of this name. The last two data sets are cached."""
-    return data.load(name, **dict(options))
+def load_once(key: Key) -> tuple[Dataset, str]:
+    """Return the data set of a source, a name and options, and its ``data_hash``.
+
+    The last two data sets are cached. ``run_in_this_process`` clears the cache, because files may have changed.
+    """
+    _, name, options = key
+    dataset = data.load(name, **options)
+    return dataset, data_hash(dataset)
 
 
-@lru_cache(maxsize=2)
-def data_hash(name: str, options: tuple[tuple[str, Any], ...]) -> str:
+def data_hash(dataset: Dataset) -> str:
     """Return a BLAKE2b hash of a data set's examples, labels and clients: 32 hexadecimal digits.
 
-    Cost: about a second per GB, once per process.
+    Cost: about a second per GB.
     """
-    dataset, hashed = load_once(name, options), blake2b(digest_size=16)
+    hashed = blake2b(digest_size=16)
     parts = (*(dataset.parts or ()), *(dataset.test_parts or ()))
     arrays: list[Vector] = [dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y, *parts]
     for array in arrays:
@@ -225,13 +229,13 @@ def hashes(trial: Trial) -> tuple[str, list[str]]:
         table = table.get("among")
     if (clock := trial.clock) is not None and clock.trace is not None:
         found.append(blake2b(Path(clock.trace).read_bytes(), digest_size=16).hexdigest())
-    return data_hash(experiment.data.name, _data_options(experiment, trial.seed)), found
+    return load_once(_data_key(experiment, trial.seed))[1], found
 
 
-def _data_options(experiment: Experiment, seed: int) -> tuple[tuple[str, Any], ...]:
-    clients = experiment.partition.clients
-    options = {"clients": clients, "seed": seed} if experiment.data.source.generated else {}
-    return tuple({**experiment.data.options, **options}.items())
+def _data_key(experiment: Experiment, seed: int) -> Key:
+    own, clients = experiment.data, experiment.partition.clients
+    more = {"clients": clients, "seed": seed} if own.source.generated else {}
+    return Key((own.source, own.name, {**own.options, **more}))
 
 
 def load_preset(
@@ -343,7 +347,7 @@ def _natural_clients(where: str, tables: Tables) -> int | None:
     try:
         if data.REGISTRY.find(name).generated:
             return None
-        dataset = load_once(name, tuple(options.items()))
+        dataset = data.load(name, **options)
         return len(data.natural(dataset, 1) if dataset.parts is None else dataset.parts)  # ``natural`` raises
     except UnknownNameError:
         return None  # the key's validator raises the error
@@ -401,7 +405,7 @@ def _changes(experiment: Experiment, whole: Tables, titled: str) -> Changes:
 
 def _read_file(path: Path) -> Tables:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows writes a mark
         tables = shallow(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such TOML or JSON file") from None

@@ -483,7 +483,7 @@ class FolderJournal(Journal):
     """
 
     def __init__(self, trial: Trial, folder: Path, seconds: float = SECONDS) -> None:
-        self._header = header_of(trial)
+        self._header, self._keeps = header_of(trial), trial.experiment.evaluate.keeps
         self._path = record_of(trial, folder)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._models = inside(folder, folder / MODELS / self._path.stem)
@@ -504,6 +504,8 @@ class FolderJournal(Journal):
         if isinstance(entry, Begun):
             self.close()
             self._check_hashes(entry)
+            if not self._keeps(last := len(self.before) - 1, self._header.rounds):  # the last round of a shorter run
+                (self._models / f"round{last}.pt").unlink(missing_ok=True)
             self._writer = Writer(self._path, self._header, self.before[: entry.rounds], until=len(self.before))
         elif isinstance(entry, RoundRecord):
             self._record.add(entry)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cache, partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,11 @@ from fedcore.files import inside, read_bytes, read_text, replacing
 from fedcore.runtime import build_info
 from fedcore.sim import data
 from fedcore.sim.experiment import results
-from fedcore.sim.experiment.changes import changes, combined, differences
+from fedcore.sim.experiment.changes import NO_RESULT, changes, combined, differences
 from fedcore.sim.experiment.config import points
 from fedcore.sim.experiment.executor import Event, Job, OnEvent, run_in_processes, run_in_this_process
 from fedcore.sim.experiment.results import CONFIG, RECORDS, is_complete, parse_tables, rounds_before
-from fedcore.sim.experiment.schema import Experiment, FromRegistry, Trial, changed, error_of, trials
+from fedcore.sim.experiment.schema import Experiment, FromRegistry, Key, Trial, changed, error_of, trials
 from fedcore.validation import absolute, shorten
 
 if TYPE_CHECKING:  # these modules import torch, which the process of a run does not need
@@ -32,8 +33,8 @@ if TYPE_CHECKING:  # these modules import torch, which the process of a run does
 BUILD = "build.json"
 EXTENSIBLE = {"rounds", "seeds", "algorithms"}
 """The keys whose values may grow when a run is resumed."""
-FREE = {"grid", "pictures", "report", "changes", "inherited", "device", "server_device"}
-"""The keys that may change, since results do not depend on them; ``check_device`` checks devices."""
+FREE = {"grid", "report", *NO_RESULT} - {"name", "title", "threads", "together"}
+"""The keys that may change, since neither results nor headers of records have them; ``check_device`` checks devices."""
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """The errors of a file system that cannot lock folders, such as NFS."""
 
@@ -80,8 +81,10 @@ def _lock(folder: Path, how: int, stack: ExitStack) -> None:
 
 
 def default_folder(experiment: Experiment) -> Path:
-    """Return ``runs/PRESET-DATE-TIME``, relative to the working directory."""
-    return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+    """Return ``runs/PRESET-DATE-TIME``, relative to the working directory; if it exists, with -2, -3, ... added."""
+    name = f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = (f"{name}-{number}" for number in count(2))
+    return next(folder for each in chain([name], names) if not (folder := Path("runs", each)).exists())
 
 
 def prepare(
@@ -178,11 +181,11 @@ def choose_batching(experiment: Experiment, folder: Path) -> Experiment:
     The configuration stores the value, so that a run can be repeated bit for bit. Older versions of fedcore stored it
     only in the records. A measured value may differ between processes (see ``batched_sgd.fastest``).
     """
-    model, shape, device = experiment.model.model_dump_json(), experiment.data.source.shape, experiment.device or CPU
-    if experiment.together is not None or not _can_be_measured(model, shape, device):
+    model, device = experiment.model.key(experiment.data.source), experiment.device or CPU
+    if experiment.together is not None or not _can_be_measured(model, device):
         return experiment
     recorded = _recorded_batching(folder) if device == CPU else None
-    together = _fastest(model, shape, experiment.local.batch, device) if recorded is None else recorded
+    together = _fastest(model, experiment.local.batch, device) if recorded is None else recorded
     return experiment.model_copy(update={"together": together})
 
 
@@ -192,23 +195,23 @@ def _recorded_batching(folder: Path) -> bool | None:
     return next((one.together for _, record in records for one in record.rounds[:1] if one.together is not None), None)
 
 
-def _module(model: str) -> Any:
+def _module(model: Key) -> Any:
     from fedcore.sim import nets
 
-    options = json.loads(model)
-    return nets.build(options.pop("name"), seed=0, **options)
+    _, name, options, _ = model
+    return nets.build(name, seed=0, **options)
 
 
 @cache
-def _can_be_measured(model: str, shape: tuple[int, ...], device: str) -> bool:
+def _can_be_measured(model: Key, device: str) -> bool:
     from fedcore.sim.batching import batched_sgd
     from fedcore.sim.sgd import torch_device
 
-    return batched_sgd.can_be_measured(_module(model), shape, torch_device(device))
+    return batched_sgd.can_be_measured(_module(model), model[-1], torch_device(device))
 
 
 @cache
-def _fastest(model: str, shape: tuple[int, ...], batch: int, device: str) -> "Way":
+def _fastest(model: Key, batch: int, device: str) -> "Way":
     import torch
 
     from fedcore.sim.batching import batched_sgd
@@ -217,7 +220,7 @@ def _fastest(model: str, shape: tuple[int, ...], batch: int, device: str) -> "Wa
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes that run the trials
     try:
-        return batched_sgd.fastest(_module(model), shape, batch=batch, device=torch_device(device))
+        return batched_sgd.fastest(_module(model), model[-1], batch=batch, device=torch_device(device))
     finally:
         torch.set_num_threads(before)
 

@@ -117,6 +117,13 @@ class Section(BaseModel):
             raise moved(error.errors(), known=cls.model_fields) from None
 
 
+class Key(tuple[Any, ...]):
+    """The arguments of a cached function. They are compared only by ``==``, since lists and tables have no hash."""
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class FromRegistry(Section):
     """A table with a ``name`` from a registry; its other keys are options of the named class or function."""
 
@@ -571,11 +578,15 @@ class Model(FromRegistry):
     def _try(self) -> None:
         """Do nothing."""
 
+    def key(self, source: data.Source) -> Key:
+        """Return what the module depends on, and the shape of its examples."""
+        return Key((self.maker(), self.name, self.options, source.shape))
+
     def check(self, source: data.Source, name: str) -> None:
         """Raise a problem if the model does not exist, or does not fit the examples of the data set ``name``."""
         _find(self.registry(), self.name, "name")
         super()._check_types()
-        scores = _scores(self.model_dump_json(), source.shape)
+        scores = _scores(self.key(source))
         if scores != source.classes:
             raise problem(f"must have {source.classes} outputs, one per class of {name!r}, got {scores}")
 
@@ -898,12 +909,12 @@ class Experiment(Represented, Section):
 
 
 @cache
-def _scores(model: str, shape: tuple[int, ...]) -> int:
-    """Return the number of outputs of a model, given as JSON. The result is cached since ResNet-18 is slow to build."""
+def _scores(model: Key) -> int:
+    """Return the number of outputs of a model. The result is cached since ResNet-18 is slow to build."""
     from fedcore.sim import nets
 
-    options = json.loads(model)
-    return nets.scores(options.pop("name"), shape, **options)
+    _, name, options, shape = model
+    return nets.scores(name, shape, **options)
 
 
 @dataclass(frozen=True)

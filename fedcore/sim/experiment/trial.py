@@ -65,6 +65,9 @@ class ChangingObjective:
                 arrivals, departures = inner.moves
                 self.arrivals |= {client: self._first_round(at) for client, at in arrivals.items() if at > 0}
                 self.departures |= {client: self._first_round(at) for client, at in departures.items()}
+        for round in sorted({0, *self.arrivals.values(), *self.departures.values()} - {self.rounds}):
+            if not self.counted_in(round):
+                raise RangeError(f"objective: no client counts in round {round}; change the Schedule's rounds")
 
     def _first_round(self, at: int) -> int:
         """Return the first round of the trial, or its end, at which the schedule's round is at least this one."""

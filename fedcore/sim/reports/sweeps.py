@@ -9,6 +9,7 @@ with its own report.
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -191,7 +192,8 @@ def write_overview(folder: Path, **settings: Any) -> Overview:
     if not reports:
         problem = "; ".join(left_out) or "no records found (PRESET/records/*.jsonl)"
         if others:
-            problem = f"holds several runs or sweeps: {_listed(others)}; report one of them: fedcore report {others[0]}"
+            command = shlex.join(["fedcore", "report", str(others[0])])
+            problem = f"holds several runs or sweeps: {_listed(others)}; report one of them: {command}"
         raise MissingDataError(f"{folder}: {problem}")
     related = families(chosen, folder, changed)
     for family in related:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
+from shlex import quote
 from typing import Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -84,7 +85,7 @@ class Folder:
         if self.seen > self.head.sequence and not lossy:
             raise CorruptionError(
                 f"{path}: commits were lost: {INDEX} ends at commit {self.head.sequence}, but {ROWS} at {self.seen}; "
-                f"use a copy of the store, or see what `fedcore store recover {path}` can restore"
+                f"use a copy of the store, or see what `fedcore store recover {quote(str(path))}` can restore"
             )
         if self.keep_previous:
             self.index.raise_format()

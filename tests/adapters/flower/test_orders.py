@@ -20,11 +20,11 @@ def one_app(work, nodes=2):
     return LocalGrid(dict.fromkeys(NODES[:nodes], trains(work)))
 
 
-def training(options=None):
+def training(options=None, module=make_module):
     """Nodes that train on the same examples, and these."""
     dataset, _ = make_data()
     x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
-    return one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2, options=options)), x, y
+    return one_app(lambda message: train(message, module(), x, y, batch=BATCH, steps=2, options=options)), x, y
 
 
 @pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions(clip=1.0)], ids=["momentum", "clip"])
@@ -38,6 +38,12 @@ def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(me
     assert len(report.accepted) == (0 if plain else 2)
     assert all("options: " in failure.reason for failure in strategy.failures)
     assert len(strategy.failures) == (2 if plain else 0)
+
+
+def test_a_module_whose_copy_lacks_a_hook_is_refused_where_a_copy_is_needed():
+    (module := make_module())[0].weight.register_hook(lambda grad: grad)
+    strategy, _ = run("MBSTORM", training(module=lambda: module)[0], 1)
+    assert ["0.weight: " in failure.reason for failure in strategy.failures] == [True, True]
 
 
 @pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC"])
@@ -60,6 +66,22 @@ def test_one_s_own_loop_is_asked_for_what_its_row_adds():
         return task.reply(module, steps=1, examples=1, control=np.zeros(task.layout.n_parameters, np.float32))
 
     strategy, _ = run("SCAFFOLD", one_app(work), 1, placement="client")
+    assert strategy.failures == []
+    assert len(strategy.reports[0].accepted) == 2
+
+
+def test_personal_parameters_keep_their_gradients():
+    def work(message):
+        task, module = Task.of(message), make_module()
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        task.correct(module)
+        assert (module[0].bias.grad == 1).all()
+        with pytest.raises(ArrayError, match=r"^module: lacks the tensor '0\.weight'"):
+            task.correct(module[0])
+        return task.reply(module, steps=1, examples=1)
+
+    strategy, _ = run("FedProx", one_app(work), 1, parts={"personal": ["0.bias"]})
     assert strategy.failures == []
     assert len(strategy.reports[0].accepted) == 2
 

@@ -11,6 +11,7 @@ from fedcore.adapters.nvflare.client import KEY
 from fedcore.algorithms import MBSTORM, SCAFFOLD, LocalDescent, MimiC
 from fedcore.sim.sgd import LocalOptions
 from tests.adapters.drivers.nvflare import LocalController
+from tests.sim.kit import of_copies
 
 MODEL = {"weight": np.float32([[1, -2], [3, 4], [0, 1]]), "bias": np.float32([0, 1, 2])}
 INPUTS, LABELS = torch.ones(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -60,6 +61,27 @@ def test_a_module_may_have_a_buffer_that_the_server_takes_for_a_parameter(algori
     found = train(received(algorithm), module=module)
     for name, tensor in expected.params.items():
         np.testing.assert_allclose(found.params[name], tensor, rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["SCAFFOLD", MBSTORM()], ids=str)
+def test_personal_tensors_stay_at_the_client(algorithm):
+    trainers = {site: Trainer(torch.nn.Linear(2, 3)) for site in "ab"}
+
+    def work(site):
+        return lambda got: trainers[site].train(got, INPUTS, LABELS, [np.arange(6)])
+
+    sites = {site: work(site) for site in trainers}
+    parts = {"personal": ["bias"]}
+    controller = LocalController(sites, MODEL, algorithm, lr=0.1, num_rounds=2, parts=parts)
+    controller.run()
+    assert [len(report.accepted) for report in controller.reports] == [2, 2]
+    assert all(not (trainer.model.module.bias == 0).any() for trainer in trainers.values())
+
+
+def test_a_module_whose_copy_lacks_a_hook_is_refused_where_a_copy_is_needed():
+    train(received("FedAvg"), module=of_copies(torch.nn.Linear(2, 3), "hook"))
+    with pytest.raises(errors.RangeError, match=r"^weight: .*hook"):
+        train(received(MBSTORM()), module=of_copies(torch.nn.Linear(2, 3), "hook"))
 
 
 def test_the_full_gradient_is_of_all_examples():

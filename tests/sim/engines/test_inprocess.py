@@ -24,7 +24,7 @@ from fedcore.sim.in_process import InProcess
 from fedcore.sim.nets import build
 from fedcore.sim.participation import Active
 from fedcore.sim.sgd import FlatModel, LocalOptions, seeded, sgd
-from tests.sim.kit import instructions_of
+from tests.sim.kit import instructions_of, of_copies
 
 CLIENTS = 4
 
@@ -364,6 +364,12 @@ def test_wrong_arguments_are_rejected_at_once(dataset, wrong, message):
     options = {"parts": [np.arange(3)], "batch": 8, "epochs": 1, "seed": 0} | wrong
     with pytest.raises(RangeError, match=message):
         InProcess(build("mlp", seed=0), dataset, **options)
+
+
+@pytest.mark.parametrize("kind", ["hook", "grad hook", "function"])
+def test_a_module_whose_copies_compute_something_else_is_rejected(dataset, parts, kind):
+    with pytest.raises(RangeError, match=r"^1(\.weight)?: .*cop"):
+        engine(dataset, parts, module=lambda: nn.Sequential(nn.Flatten(), of_copies(nn.Linear(64, 3), kind)))
 
 
 def test_unknown_clients_and_wrong_vectors_are_rejected(dataset, parts):

@@ -13,7 +13,7 @@ from fedcore.sim.experiment.changes import text_of
 from fedcore.sim.experiment.results import Header, RoundRecord, Writer, read
 from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.experiment.trial import run_trial
-from tests.sim.experiment.kit import interrupt, quick, records_in, rounds_of, sweep, write_times
+from tests.sim.experiment.kit import facts, interrupt, quick, records_in, rounds_of, sweep, write_times
 
 EVALUATE = "evaluate={every=5, last=3}"
 
@@ -47,6 +47,17 @@ def test_window_of_the_report_may_change(tmp_path):
         main(["run", str(tmp_path / "run"), "--resume", "--set", f"report.window={window}", "--workers", "0"])
         assert f"among a trial's last {window};" in (tmp_path / "run" / "table.md").read_text()
     assert records_in(tmp_path) == before
+
+
+def test_texts_may_change_and_only_models_of_the_longer_run_stay(tmp_path):
+    short, long = (experiment(f"rounds={n}", "evaluate.keep=3", "algorithms=['FedAvg']") for n in (2, 4))
+    run_experiment(short, tmp_path, jobs=0)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text(), encoding="utf-8-sig")  # as an editor on Windows writes it
+    texts = {"note": "corrected", "description": "new", "source": "here"}
+    run_experiment(long.model_copy(update=texts), tmp_path, resume=True, jobs=0)
+    assert texts.items() <= facts(tmp_path).items()
+    assert sorted(path.name for path in tmp_path.glob("models/*/*")) == ["round2.pt", "round3.pt"]
 
 
 @pytest.mark.parametrize(("method", "seconds"), [("FedAvg", 0), ("FedAvg", 1e9), ("SCAFFOLDMVR", 0)])

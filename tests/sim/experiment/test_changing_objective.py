@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedcore.errors import RangeError
 from fedcore.sim.experiment import load_preset
 from fedcore.sim.experiment.schema import Trial
 from fedcore.sim.experiment.trial import build, run_trial
@@ -81,6 +82,18 @@ def test_test_examples_are_the_clients_own_or_those_of_their_classes():
     parts.evaluate(0, parts.server.x)
     (engine,) = parts.changing.engines.values()
     assert sorted(np.unique(engine._test[1])) == list(range(1, 10))
+
+
+def test_an_objective_without_clients_is_rejected():
+    everyone = "{0=2, 1=2, 2=2, 3=2, 4=2}"
+    for experiment, order, round in (
+        (arriving(f"participation.arrivals={everyone}"), 0, 0),
+        (departing(f"participation.departures={everyone}"), 1, 2),
+    ):
+        with pytest.raises(RangeError, match=f"^objective: no client counts in round {round}"):
+            build(Trial(experiment, order, 0))
+    build(Trial(departing(f"participation.departures={everyone}"), 0, 0))  # they stay in the objective
+    build(Trial(departing(f"participation.departures={everyone}", "rounds=2"), 1, 0))
 
 
 @pytest.mark.parametrize(("make", "order"), [(arriving, 0), (departing, 0), (departing, 1)])

@@ -133,7 +133,7 @@ def test_configuration_round_trips_through_json(tmp_path):
     ]
     experiment = load_preset("quickstart", changes)
     file = tmp_path / "config.json"
-    file.write_text(experiment.model_dump_json(exclude_none=True))
+    file.write_text(experiment.model_dump_json(exclude_none=True), encoding="utf-8-sig")  # as Windows writes it
     assert load_preset(file) == experiment
 
 

@@ -1,11 +1,19 @@
 """An experiment in a program or a notebook: its results and its progress."""
 
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+from torch import nn
 
 import fedcore.sim.experiment
 from fedcore.errors import ConfigError
-from fedcore.sim.experiment import Run, load_preset, load_results, run_experiment
-from tests.sim.experiment.kit import records_in
+from fedcore.sim import data, nets
+from fedcore.sim.experiment import Run, load_preset, load_results, run_experiment, runner
+from tests.sim.experiment.kit import facts, records_in
 
 SMALL = {"rounds": 2, "local": {"epochs": 1}, "algorithms": ["FedAvg", "MimiC"]}
 
@@ -39,6 +47,15 @@ def test_a_run_and_its_results(tmp_path, monkeypatch, capsys):
     assert repr(Run(run.folder)).splitlines()[3:5] != repr(run).splitlines()[3:5]
 
 
+def test_runs_within_a_second_have_their_own_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2)))
+    for name in ("", "-2", "-3"):
+        folder = runner.default_folder(load_preset("quickstart"))
+        assert folder == Path(f"runs/quickstart-20260102-000000{name}")
+        folder.mkdir(parents=True)
+
+
 def test_a_run_that_fails_raises(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"rate\.lr: must be a number"):
         fedcore.sim.experiment.run("quickstart", rate={"lr": -1})
@@ -55,3 +72,30 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch):
         fedcore.sim.experiment.run("quickstart", out=tmp_path / "run", seeds=1, progress=False, **SMALL)
     failed = fedcore.sim.experiment.run("quickstart", out=tmp_path / "kept", seeds=1, check=False, **SMALL).failed
     assert [event.trial.method.label for event in failed] == ["FedAvg", "MimiC"]
+
+
+def test_corrected_files_and_definitions_are_used(tmp_path, monkeypatch):
+    file, hashes = tmp_path / "clients.csv", []
+
+    def load(columns: list[int], scale=1):
+        clients = np.loadtxt(file, int)
+        x = scale * np.eye(4, dtype=np.float32)[:, columns].repeat(3, 0)
+        return data.from_arrays(x, clients % 2, x, clients % 2, clients=clients)
+
+    def make(outputs=2):
+        return nn.Sequential(nn.Linear(2, outputs))
+
+    for clients, scale in ((2, 1), (3, 1), (3, 2)):
+        file.write_text("\n".join(str(row % clients) for row in range(12)))
+        monkeypatch.setitem(data.REGISTRY, "mine", data.Source(partial(load, scale=scale), "", [2], 2))
+        changes = {"data": {"name": "mine", "columns": [2, 0]}, "model": {"name": "own"}, "algorithms": ["FedAvg"]}
+        changes |= {"partition": {"name": "natural"}, "participation": {"name": "Always"}, "rounds": 1}
+        monkeypatch.setitem(nets.REGISTRY, "own", partial(make, 3))
+        with pytest.raises(ConfigError, match="must have 2 outputs"):
+            load_preset("quickstart", changes)
+        monkeypatch.setitem(nets.REGISTRY, "own", make)
+        folder = tmp_path / f"{clients} {scale}"
+        assert run_experiment(load_preset("quickstart", changes), folder, jobs=0) == []
+        assert facts(folder)["partition"]["clients"] == clients
+        hashes += [header.data for header, _ in records_in(folder).values()]
+    assert len(set(hashes)) == 3

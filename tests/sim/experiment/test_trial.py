@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedcore.errors import ConfigError, RangeError
-from fedcore.sim.data import REGISTRY, Source, from_arrays
+from fedcore.sim.data import REGISTRY, Source, from_arrays, load
 from fedcore.sim.engines import Evaluation
 from fedcore.sim.experiment import Experiment, load_preset
 from fedcore.sim.experiment.config import data_hash, load_and_partition, load_once
@@ -134,19 +134,21 @@ def test_record_has_hashes_of_data_and_traces(tmp_path, monkeypatch):
     interrupt(trial, tmp_path / "run", 1)
     header = read(tmp_path / "run" / "records" / trial.file_name).header
     assert header.traces == [hashlib.blake2b((tmp_path / "log.csv").read_bytes(), digest_size=16).hexdigest()]
-    assert header.data == data_hash("digits", ())
+    assert header.data == data_hash(load("digits"))
     (tmp_path / "log.csv").write_text("round,client\n0,3\n1,4\n2,6\n")
     with pytest.raises(ConfigError, match=r"traces: changed since .* was begun"):
         run_trial(trial, tmp_path / "run")
     (tmp_path / "log.csv").write_text("round,client\n0,3\n1,4\n2,5\n")
     with monkeypatch.context() as patched:
-        patched.setattr("fedcore.sim.experiment.config.data_hash", lambda name, options: "0" * 32)
+        patched.setattr("fedcore.sim.experiment.config.data_hash", lambda dataset: "0" * 32)
+        load_once.cache_clear()
         with pytest.raises(ConfigError, match=r"data: changed since .* was begun"):
             run_trial(trial, tmp_path / "run")
+    load_once.cache_clear()
     run_trial(trial, tmp_path / "run")
     assert [line.active for line in rounds_of(trial, tmp_path / "run")] == [[3], [4], [5]]
-    options = [tuple({"alpha": 1.0, "beta": 1.0, "largest": 60, "clients": 3, "seed": s}.items()) for s in (0, 1)]
-    assert data_hash("synthetic", options[0]) != data_hash("synthetic", options[1])
+    options = {"alpha": 1.0, "beta": 1.0, "largest": 60, "clients": 3}
+    assert len({data_hash(load("synthetic", seed=seed, **options)) for seed in (0, 1)}) == 2
 
 
 def test_clients_of_a_log_have_the_names_of_the_data(tmp_path, monkeypatch):
@@ -155,7 +157,6 @@ def test_clients_of_a_log_have_the_names_of_the_data(tmp_path, monkeypatch):
     def trace(log, clients):
         mine = from_arrays(x, y, x, y, classes=2, clients=clients)
         monkeypatch.setitem(REGISTRY, "mine", Source(lambda: mine, "mine", (2,), 2))
-        load_once.cache_clear()
         (tmp_path / "log.csv").write_text("round,client\n" + log)
         pattern = f"participation={{name='Bernoulli', p=1.0, among={{name='Trace', traces='{tmp_path}/log.csv'}}}}"
         model = "model={name='logistic', inputs=2, classes=2}"
