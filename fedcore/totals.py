@@ -65,8 +65,9 @@ class TotalsForm:
     noise, min_clients, model, max_norm, exponent = 0.0, 0, "none", math.inf, 0
 
     def __post_init__(self) -> None:
-        most = min(LARGEST_COUNT, (1 << BITS) // check_integer("clients", self.clients, 1, 1 << BITS))
-        check_integer("round", self.round, 0)
+        object.__setattr__(self, "clients", check_integer("clients", self.clients, 1, 1 << BITS))
+        object.__setattr__(self, "round", check_integer("round", self.round, 0))
+        most = min(LARGEST_COUNT, (1 << BITS) // self.clients)
         usual = {name: (0, most) if is_count else (-LARGEST, LARGEST) for name, is_count, *_ in self.pieces}
         if wrong := [piece for piece in self.layout.outside if piece.dtype not in INTEGERS]:
             raise DtypeError(f"{wrong[0].name}: expected integers or finite floats, got {wrong[0].dtype}")

@@ -1,5 +1,8 @@
 """Hostile messages: the sender is rejected, and the others' sum opens or the sum ends as the protocol defines."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,9 +10,9 @@ pytest.importorskip("cryptography")
 
 from fedcore import Server, Totals
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RoundError
-from fedcore.secure import Encoding, SecureClient
+from fedcore.secure import Encoding, SecureClient, SecureServer
 from fedcore.secure import messages as wire
-from tests.secure.sessions import PHASES, Session, outcome
+from tests.secure.sessions import PHASES, Session, encoding_of, outcome
 
 LOW_ORDER = bytes(32)
 
@@ -259,3 +262,11 @@ def test_only_a_server_has_an_encoding():
     for other in (totals, Server, np.zeros(3)):
         with pytest.raises(ArrayError, match=r"^server: .*totals\.encoding\(\)"):
             Encoding.of(other, clients=3)
+        with pytest.raises(ArrayError, match=r"^encoding: .*totals\.encoding\(\)"):
+            SecureServer(range(3), other)
+
+
+@pytest.mark.parametrize("form", [encoding_of(3), Totals({"a": 0.0}, 3).form])
+def test_numbers_of_numpy_are_those_of_python(form):
+    numbers = {name: np.array(value)[()] for name, value in vars(form).items() if type(value) in (int, float)}
+    assert json.dumps(replace(form, **numbers).to_state()) == json.dumps(form.to_state())
