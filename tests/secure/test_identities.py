@@ -199,10 +199,8 @@ def test_public_keys_are_checked_when_they_are_given(wrong):
     for identities in ({0: public, 1: wrong, 2: public}, {0: public}):
         with pytest.raises(ArrayError, match=r"^identities\[1\]: must be an Ed25519 public key"):
             SecureServer(range(3), encoding_of(3), identities=identities)
-    with pytest.raises(ArrayError, match=r"^peers: must be an Ed25519 public key"):
-        SecureClient(peers=[public, wrong])
-    for peers in (public, public.hex(), None):
-        with pytest.raises(RangeError, match=r"^peers=.*: must be a list"):
+    for peers in ([public, wrong], public, public.hex(), None):
+        with pytest.raises((ArrayError, RangeError), match=r"^peers(: must be an Ed25519 public|=.*: must be a list)"):
             SecureClient(peers=peers)
 
 

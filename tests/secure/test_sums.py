@@ -10,7 +10,6 @@ pytest.importorskip("cryptography")
 
 import fedcore
 from fedcore.errors import RangeError, RoundError, UnknownClientError
-from fedcore.secure import server
 from fedcore.secure.primitives import add_masks
 from fedcore.secure.server import SecureServer, choose_groups, least_group
 from tests.secure.sessions import PHASES, Session, encoding_of
@@ -67,7 +66,7 @@ def test_words_count_once_wherever_they_are_in_memory(monkeypatch):
     session = Session(5).until("masked")
     frames = [b"size" + session.answer(i) for i in range(5)]
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(server, "_memory", lambda words: bytes(2**62))
+        patch.setattr("fedcore.secure.server._memory", lambda words: bytes(2**62))
         for i in range(4):
             session.server.receive(i, memoryview(frames[i])[4:])
     assert (session.server.waiting_for, session.server.named) == ((3, 4), ())
