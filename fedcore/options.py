@@ -341,8 +341,9 @@ def as_option(kind: type[T], name: str, value: Any) -> T:
     """Return the option that ``value``, a ``kind`` or a mapping of its fields, describes."""
     if isinstance(value, Mapping):
         return from_mapping(kind, value, name)  # type: ignore[no-any-return]
+    require_objects({name: value})
     if not isinstance(value, kind):
-        raise RangeError(f"{name}={value!r}: must be a fedcore.{kind.__name__}")
+        raise RangeError(f"{name}={value!r}: must be a {kind.__name__}")
     return value
 
 

@@ -20,7 +20,7 @@ from fedcore.arrays import F64, ieee
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError
 from fedcore.model import Layout
 from fedcore.model.policy import INTEGERS
-from fedcore.options import Callback, Storage
+from fedcore.options import Callback, Storage, as_option
 from fedcore.rules.private import SEEDED, Ledger, PrivateMean
 from fedcore.runtime import Unpicklable, uninterrupted
 from fedcore.server import OpenRound, Reply, Report, RoundLock, one_call
@@ -65,8 +65,9 @@ class TotalsForm:
     noise, min_clients, model, max_norm, exponent = 0.0, 0, "none", math.inf, 0
 
     def __post_init__(self) -> None:
-        most = min(LARGEST_COUNT, (1 << BITS) // check_integer("clients", self.clients, 1, 1 << BITS))
-        check_integer("round", self.round, 0)
+        object.__setattr__(self, "clients", check_integer("clients", self.clients, 1, 1 << BITS))
+        object.__setattr__(self, "round", check_integer("round", self.round, 0))
+        most = min(LARGEST_COUNT, (1 << BITS) // self.clients)
         usual = {name: (0, most) if is_count else (-LARGEST, LARGEST) for name, is_count, *_ in self.pieces}
         if wrong := [piece for piece in self.layout.outside if piece.dtype not in INTEGERS]:
             raise DtypeError(f"{wrong[0].name}: expected integers or finite floats, got {wrong[0].dtype}")
@@ -395,7 +396,8 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
         self.form = TotalsForm(Layout.of(as_arrays(values)), bounds or {}, len(self.clients))
         self.min_clients = check_integer("min_clients", min_clients, 0, len(self.clients))
         self.callbacks, self.round_number, self._ledger = tuple(callbacks), 0, Ledger()
-        self.private, self._unbounded = private, self.form.bounds.keys() - (bounds or {}).keys()
+        self.private = private = None if private is None else as_option(PrivateMean, "private", private)
+        self._unbounded = self.form.bounds.keys() - (bounds or {}).keys()
         if private is not None and (self._unbounded or private.quantile is not None):
             raise RangeError("private: noise needs bounds of all totals, and a fixed clip; add bounds, and no quantile")
         if private is not None and private.seed is not None and path is not None:
@@ -411,18 +413,24 @@ class Totals(Represented, Unpicklable, AbstractContextManager["Totals"]):
     def privacy(self) -> Ledger:
         """The ledger of the rounds with noise; ``privacy.epsilon(delta)`` is what they have spent.
 
-        Without ``path`` it is in memory: keep ``privacy.to_state()``, and set ``privacy`` again after a restart.
+        Without ``path`` it is in memory: keep ``privacy.to_state()``, and set ``privacy`` to it after a restart. With
+        ``path`` the folder keeps it, and it cannot be set.
 
         Raises:
-            RangeError: the noise is reproducible.
+            RangeError: the noise is reproducible; or the new value is no ledger, or the totals have a folder.
         """
         if self.private is not None and self.private.seed is not None:
             raise RangeError(f"privacy: {SEEDED}")
         return self._ledger
 
     @privacy.setter
-    def privacy(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def privacy(self, ledger: Ledger | dict[str, Any]) -> None:
+        if self._store is not None:
+            raise RangeError("privacy: the folder keeps the ledger of its rounds; set it only without path")
+        try:
+            self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(**ledger)
+        except (TypeError, ValueError) as error:
+            raise RangeError(f"privacy: must be a Ledger, or its to_state(): {error}") from None
 
     def _facts(self) -> dict[str, Any]:
         return {"totals": list(self.form.bounds), "clients": len(self.clients), "round_number": self.round_number}

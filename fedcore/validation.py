@@ -40,7 +40,6 @@ LONGEST_REASON = 500
 """The maximum length of a rejection's reason, which may contain text from a client."""
 MOST_LEVELS = 50
 """The maximum number of levels of a configuration; Python cannot copy or write values of some hundreds of levels."""
-_PLAIN = frozenset([int, float, *np.sctypeDict.values()])
 
 
 def name_of(owner: object) -> str:
@@ -64,8 +63,8 @@ def is_integer(value: object, low: int | None = None, high: int | None = None) -
     """Whether a value is an integer of Python or NumPy in low..high, excluding bools."""
     if type(value) is not int and (not isinstance(value, int | np.integer) or isinstance(value, bool)):
         return False
-    number = _plain(value)
-    return (low is None or bool(low <= number)) and (high is None or bool(number <= high))
+    number = index(value)
+    return (low is None or low <= number) and (high is None or number <= high)
 
 
 def in_interval(value: Any, interval: str) -> bool:
@@ -74,28 +73,21 @@ def in_interval(value: Any, interval: str) -> bool:
     >>> [in_interval(value, "(0, 1]") for value in (0.5, 0, float("nan"), "1")]
     [True, False, False, False]
     """
-    if not is_number(value) or not _fits_float(value):
-        return False
     number, (low, high) = _plain(value), _ends(interval)
     above = number >= low if interval[0] == "[" else number > low
     below = number <= high if interval[-1] == "]" else number < high
-    return bool(above and below)  # False for a NaN
+    return above and below  # False for a NaN
 
 
-def _plain(value: Any) -> Any:
-    """Return a number as a built-in or NumPy type, since a derived class may override comparisons."""
-    if type(value) in _PLAIN:
-        return value
-    return index(value) if isinstance(value, int | np.integer) else float(value)
+def _plain(value: Any) -> float:
+    """Return a number as a float, and other values as NaN.
 
-
-def _fits_float(value: float) -> bool:
-    """Whether a number is in the range of a float."""
+    Other classes compare differently: as a float16, a limit of 100,000 is infinite.
+    """
     try:
-        float(value)
+        return float(value) if is_number(value) else math.nan
     except OverflowError:
-        return False
-    return True
+        return math.nan
 
 
 @lru_cache(64)
@@ -112,10 +104,10 @@ def check_number(name: str, value: Any, interval: str) -> float:
     Traceback (most recent call last):
     fedcore.errors.RangeError: lr=0: must be a finite number > 0
     """
-    number = _plain(value) if is_number(value) and _fits_float(value) else value
+    number = _plain(value)
     if not in_interval(number, interval):
         raise RangeError(f"{name}={short_repr(value)}: must be {describe_interval(interval)}")
-    return float(number)
+    return number
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fedcore import ClientStore, Server, Storage, Totals, errors
 from fedcore.callbacks import of_report
-from fedcore.rules import PrivateMean
+from fedcore.rules import Median, PrivateMean
 from fedcore.rules.private import Ledger
 from fedcore.server.folder import read_audit
 from fedcore.server.update import digest_of_text
@@ -298,6 +298,22 @@ def test_what_does_not_combine_is_refused_when_made():
         Totals({"n": 0}, 2, bounds={"n": (0, 1)}, private=rule()).encoding()
     with pytest.raises(errors.RangeError, match="'sum'"):
         Totals(FORM, SITES).encoding()
+    for private, why in ((PrivateMean, "is a class"), ([rule()], "must be a PrivateMean"), (Median(), "must be a")):
+        with pytest.raises(errors.RangeError, match=f"^private=.*: {why}"):
+            Totals({"n": 0}, 2, bounds={"n": (0, 1)}, private=private)
+
+
+def test_a_ledger_is_set_by_itself_or_its_state_and_only_in_memory(tmp_path):
+    spent, arguments = Ledger(((2, 1.0, 0.5),)), {"values": {"n": 0}, "clients": 2, "bounds": {"n": (0, 1)}}
+    totals = Totals(**arguments, private=rule(seed=None))
+    for ledger in (spent, spent.to_state()):
+        totals.privacy = ledger
+    assert totals.privacy == spent
+    for wrong in (None, {"entries": [[1]], "clip": None}, {"entries": [[-5, 1, 1]], "clip": None}):
+        with pytest.raises(errors.RangeError, match=r"^privacy: must be a Ledger"):
+            totals.privacy = wrong
+    with Totals(**arguments, path=tmp_path / "t") as kept, pytest.raises(errors.RangeError, match=r"^privacy: the fol"):
+        kept.privacy = spent
 
 
 # Masks.

@@ -2,7 +2,7 @@
 
 from fedcore.cli import terminal
 from fedcore.cli.terminal import Options, Parser
-from fedcore.rules.private import epsilon_of, noise_for
+from fedcore.rules.private import PrivateMean, noise_for
 
 
 def add_arguments(top: Parser) -> None:
@@ -33,7 +33,7 @@ def run(options: Options) -> None:
     if noise is None:
         noise = noise_for(options.epsilon, options.delta, rounds=options.rounds, rate=options.rate)
         noise = float(f"{noise * 1.0005:.4g}")  # the printed value must suffice
-    epsilon = epsilon_of([(options.rounds, options.rate, noise)], options.delta)
+    epsilon = PrivateMean(1.0, noise, 1.0, options.rate, options.rounds).epsilon(options.delta)
     found = {"noise": noise, "epsilon": epsilon, "delta": options.delta, "rounds": options.rounds, "rate": options.rate}
     if options.json:
         terminal.print_json(found)

@@ -136,9 +136,7 @@ class Chain:
             raise RangeError(f"rule={rule!r}: must be a robust rule, such as 'median'; leave it out for the mean")
         for one in chain.rules[:-1]:
             if not isinstance(one, MixingRule):
-                raise RangeError(
-                    f"rule: {type(one).__name__} acts on the updates of a server; use Server(aggregation=)"
-                )
+                raise RangeError(f"rule: {type(one).__name__} acts on a server's updates; use Server(aggregation=)")
         if "previous" in chain.needs:
             raise RangeError(f"rule: {chain.robust} starts from the round before; use Server(aggregation=)")
         if "base" in chain.needs and not has_base:

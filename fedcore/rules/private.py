@@ -13,7 +13,7 @@ from fedcore import kernels
 from fedcore.arrays import F64, copy_into, to_host
 from fedcore.errors import MissingDependencyError, RangeError, RoundError
 from fedcore.rules.base import Combine, Group, Scale
-from fedcore.validation import check_integer, check_number
+from fedcore.validation import Checked, check_integer, check_number
 
 Entry = tuple[int, float, float]
 """A number of rounds, the rate q with which they sampled each client, and their noise multiplier z."""
@@ -25,7 +25,6 @@ MOST_LOSS = 2e4
 
 def _accounting() -> Any:
     try:
-        import dp_accounting
         import dp_accounting.pld
     except ImportError:
         raise MissingDependencyError.of("accounting of privacy", "dp_accounting", extra="dp") from None
@@ -42,7 +41,8 @@ def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
 
     Raises:
         MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
-        RangeError: an entry or delta is out of range, or dp_accounting cannot compute so large an epsilon.
+        RangeError: an entry or delta is out of range, or dp_accounting cannot compute so large an epsilon, or so small
+            a delta: below 1e-15 for each different entry.
 
     Cost: .1 to 5 s, mostly independent of the number of rounds, for an epsilon below 30; more seconds for a larger one.
     Source: the accountant of privacy loss distributions of dp_accounting; its estimate is an upper bound.
@@ -56,10 +56,12 @@ def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
         for rounds, rate, noise in entries:
             gaussian = dp.GaussianDpEvent(noise)
             accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian), rounds)
-        return float(accountant.get_epsilon(delta)) if entries else 0.0
+        found = float(accountant.get_epsilon(delta)) if entries else 0.0
     except (ArithmeticError, MemoryError, ValueError):
-        why = "is too large to compute for these rounds; use more noise, fewer rounds or a lower rate"
-        raise RangeError(f"epsilon: {why}") from None
+        raise RangeError("epsilon: is too large to compute; use more noise, fewer rounds or a lower rate") from None
+    if math.isinf(found):  # for dp_accounting, tails of about 1e-15 have an infinite loss
+        raise RangeError(f"delta={delta:g}: is too small; use {2 * accountant.get_delta(math.inf):.1g} or more")
+    return found
 
 
 def _checked(entries: Iterable[Sequence[Any]]) -> tuple[Entry, ...]:
@@ -76,9 +78,9 @@ def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -
 
     Raises:
         MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
-        RangeError: z would be outside [0.05, 1000].
+        RangeError: z would be outside [0.05, 1000], or delta is too small for ``epsilon_of``.
 
-    Cost: about 8 times that of ``epsilon_of``.
+    Cost: about 9 times that of ``epsilon_of``.
     """
     epsilon, delta = check_number("epsilon", epsilon, "(0, inf)"), check_number("delta", delta, "(0, 1)")
     rounds, rate = check_integer("rounds", rounds, 1), check_number("rate", rate, "(0, 1]")
@@ -89,12 +91,12 @@ def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -
         except RangeError:
             return math.inf
 
+    if epsilon_of([(rounds, rate, MOST_NOISE)], delta) > epsilon:
+        raise RangeError(f"epsilon={epsilon:g}: needs a noise above {MOST_NOISE:g}; use fewer rounds or a lower rate")
     guess = rate * math.sqrt(2 * rounds * math.log(2 / delta)) / epsilon  # of many rounds
     low = high = min(max(guess, LEAST_NOISE), MOST_NOISE)
     above = below = excess(high)
     while below > 0:
-        if high == MOST_NOISE:
-            raise RangeError(f"epsilon={epsilon:g}: needs a noise above {high:g}; use fewer rounds or a lower rate")
         low, above, high = high, below, min(2 * high, MOST_NOISE)
         below = excess(high)
     while above <= 0:
@@ -116,7 +118,7 @@ def noise_for(epsilon: float, delta: float, *, rounds: int, rate: float = 1.0) -
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Ledger(Checked):
     """The finished private rounds of a server. It is part of the transaction of each round.
 
     Attributes:
@@ -126,6 +128,12 @@ class Ledger:
 
     entries: tuple[Entry, ...] = ()
     clip: float | None = None
+
+    _intervals, _converts = (("clip", "(0, inf)", None),), True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "entries", _checked(self.entries))
 
     @property
     def rounds(self) -> int:
@@ -150,10 +158,7 @@ class Ledger:
     @classmethod
     def from_state(cls, state: dict[str, Any] | None) -> "Ledger":
         """Return the ledger of ``to_state``; raise ValueError or TypeError if it is malformed."""
-        if state is None:
-            return cls()
-        clip = state["clip"]
-        return cls(_checked(state["entries"]), None if clip is None else check_number("clip", clip, "(0, inf)"))
+        return cls() if state is None else cls(state["entries"], state["clip"])
 
 
 GRID_BITS = 24
@@ -162,6 +167,8 @@ SLACK = 2.0**-12
 """Relative bound of the errors of norms (below 1e-5), of clipping, and of float64 sums of up to 2^19 updates."""
 MOST_PRIVATE = 2**19
 """The maximum number of updates in a private round."""
+DRAWN = "[1e-30, 1e30]"
+"""The interval of numbers with which noise can be drawn: no product of them overflows, or is 0."""
 SEEDED = "the noise is reproducible (seed=), so this round is not private"
 
 
@@ -175,19 +182,19 @@ class PrivateMean(Scale, Combine):
     the norms; then no bit of the result depends on a client except through the sum with its noise.
 
     Args:
-        clip: C, the greatest norm of an update that counts fully, > 0: |x - y| where models are averaged, else the norm
-            of the mean gradient.
-        noise: z, the standard deviation of the noise as a multiple of C, in (0, 1000]; see ``for_budget`` and
+        clip: C, the greatest norm of an update that counts fully: |x - y| where models are averaged, else the norm of
+            the mean gradient. C and m are in [1e-30, 1e30].
+        noise: z, the standard deviation of the noise as a multiple of C, in [1e-30, 1000]; see ``for_budget`` and
             ``fedcore privacy``.
-        expected: m, the expected number of clients in a round, > 0: rate times the number of clients.
+        expected: m, the expected number of clients in a round: rate times the number of clients.
         rate: q, the probability with which each client takes part in a round, independently of the others (Poisson
             sampling). Default: 1, all clients may take part in every round.
         rounds: the budget, as a number of rounds. The server opens no round after them. Default: no limit.
         quantile: adapts C so that this share of the updates is not clipped, in (0, 1) (Andrew et al., NeurIPS 2021,
-            1905.03871): C <- C exp(-clip_rate (b - quantile)), b the share of unclipped updates with noise. Default:
-            C is fixed.
+            1905.03871): C <- C exp(-clip_rate (b - quantile)), b the share of unclipped updates with noise; C stays in
+            [1e-30, 1e30]. Default: C is fixed.
         clip_rate: the rate of that change, > 0.
-        count_noise: the standard deviation of the noise of the number of unclipped updates, at least .6 z. Default:
+        count_noise: the standard deviation of the noise of the number of unclipped updates, from .6 z to 1e30. Default:
             the greater of m / 20 and z. The noise of the sum is (z^-2 - (2 count_noise)^-2)^-1/2 C in place of z C, so
             that both together have the privacy of z.
         seed: makes the noise a function of the seed and the round, for tests. Such rounds are not private: each report
@@ -205,7 +212,7 @@ class PrivateMean(Scale, Combine):
     seed: int | None = None
 
     _intervals = (
-        *(("clip", "(0, inf)"), ("expected", "(0, inf)"), ("clip_rate", "(0, inf)"), ("noise", "(0, 1000]")),
+        *(("clip", DRAWN), ("expected", DRAWN), ("clip_rate", "(0, inf)"), ("noise", "[1e-30, 1000]")),
         *(
             ("rate", "(0, 1]"),
             ("rounds", (1, None), None),
@@ -218,7 +225,7 @@ class PrivateMean(Scale, Combine):
         super().__post_init__()
         if self.quantile is not None:
             given = max(self.expected / 20, self.noise) if self.count_noise is None else self.count_noise
-            counted = check_number("count_noise", given, f"[{0.6 * self.noise!r}, inf)")
+            counted = check_number("count_noise", given, f"[{0.6 * self.noise!r}, 1e30]")
             object.__setattr__(self, "count_noise", counted)
         elif self.count_noise is not None:
             raise RangeError("count_noise: only an adaptive clip counts updates; pass quantile, or leave it out")
@@ -260,10 +267,7 @@ class PrivateMean(Scale, Combine):
     def require_budget(self, ledger: Ledger) -> None:
         """Raise RoundError if the budget is spent."""
         if self.rounds is not None and ledger.rounds >= self.rounds:
-            raise RoundError(
-                f"PrivateMean: the budget of {self.rounds} rounds is spent; stop here, or change the rule with more "
-                "rounds and report the higher epsilon"
-            )
+            raise RoundError(f"PrivateMean: the budget of {self.rounds} rounds is spent; stop, or raise it and epsilon")
 
     def add_noise(
         self, sum: F64, factors: F64, ledger: Ledger, round: int, *, n: int | None = None, first: int = 0
@@ -301,7 +305,8 @@ class PrivateMean(Scale, Combine):
             sigma = math.ceil(self.count_noise / grid)
             kernels.add_discrete_gaussian(count, grid, sigma, self._key(round, "count"), out=count)
             share = float(count[0]) / self.expected + 0.5
-            clip = self.clip * math.exp(-self.clip_rate * (share - self.quantile))
+            growth = math.exp(min(-self.clip_rate * (share - self.quantile), 700))
+            clip = min(max(self.clip * growth, 1e-30), 1e30)
         return ledger.after(self.rate, self.noise, clip)
 
     def shown(self, ledger: Ledger) -> dict[str, Any]:

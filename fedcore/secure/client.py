@@ -8,7 +8,7 @@ from fedcore.secure import messages as wire
 from fedcore.secure import primitives as crypto
 from fedcore.secure.encoding import Encoding
 from fedcore.secure.messages import INBOX, OPEN, ROSTER, SIGNATURES, SURVIVORS, Dealt, PublicKeys
-from fedcore.validation import Represented, check_integer, check_number
+from fedcore.validation import Represented, check_integer, check_number, listed
 
 PHASES = (OPEN, ROSTER, INBOX, SURVIVORS, SIGNATURES)
 OF_KEYS, OF_SURVIVORS = b"keys", b"survivors"
@@ -35,6 +35,9 @@ class SecureClient(Represented):
             the server asks for, which may be none.
         max_norm: the largest limit on norms with which the client takes part. The grid of the sum must be as fine as
             2^-24 of it, so that no usual update is rounded to zero. Default: any.
+
+    Raises:
+        ArrayError, RangeError: an argument is not valid, such as a key of another length or in hexadecimal.
 
     Attributes:
         encoding: the server's ``Encoding``, or the ``TotalsForm`` of totals, once the client has answered the first
@@ -71,7 +74,8 @@ class SecureClient(Represented):
     ) -> None:
         self.encoding: Any = None
         self._min_clients = check_integer("min_clients", min_clients, 2)
-        self._identity, self._peers = identity, frozenset(peers)
+        self._identity = identity
+        self._peers = {crypto.public_identity("peers", key) for key in listed("peers", peers)}
         self._noise = check_number("noise", noise, "[0, inf)")
         self._max_norm = None if max_norm is None else check_number("max_norm", max_norm, "(0, inf)")
         self._own_identity = None if identity is None else crypto.identity_of(identity)
@@ -174,7 +178,7 @@ class SecureClient(Represented):
         keys = PublicKeys(crypto.public_key(self._sealing), crypto.public_key(self._masking))
         if self._identity is None or self._own_identity is None:
             return keys
-        signature = crypto.sign(self._identity, OF_KEYS, self._context, signed_part(self._index, keys))
+        signature = crypto.sign(self._identity, OF_KEYS, self._context, _signed_part(keys, self._index))
         return keys._replace(identity=self._own_identity, signature=signature)
 
     def _deal(self, session: bytes, body: memoryview) -> bytes:
@@ -187,9 +191,7 @@ class SecureClient(Represented):
             self._require_peers(group)
         parts, part = (3, "two thirds") if self._identity is not None else (2, "half")
         if len(group) < 2 or not (parts - 1) * len(group) < parts * threshold <= parts * len(group):
-            raise RangeError(
-                f"threshold={threshold}: must be more than {part} of the group's {len(group)} clients, and at most all"
-            )
+            raise RangeError(f"threshold={threshold}: must be more than {part} of {len(group)} clients, or all")
         seeds, keys = (crypto.split(secret, group, threshold) for secret in (self._seed, self._masking))
         context = self._context if self._identity is None else crypto.digest(bytes(body), self._context)
         dealt = {}
@@ -204,10 +206,8 @@ class SecureClient(Represented):
         """Check that each other client of the group is a different peer that signed its keys for this invitation."""
         others = {index: keys for index, keys in group.items() if index != self._index}
         for index, keys in others.items():
-            signed = signed_part(index, keys)
-            if keys.identity not in self._peers - {self._own_identity} or not crypto.is_signed(
-                keys.identity, keys.signature, OF_KEYS, self._context, signed
-            ):
+            is_peer = keys.identity in self._peers and keys.identity != self._own_identity
+            if not (is_peer and are_signed(keys, index, self._context)):
                 raise ArrayError(f"roster: no known peer signed the keys of client {index} for this invitation")
         if len({keys.identity for keys in others.values()}) < len(others):
             raise ArrayError("roster: a peer occurs twice")
@@ -327,6 +327,10 @@ class SecureClient(Represented):
         return {"index": self._index, "answered": self._answered, "min_clients": self._min_clients}
 
 
-def signed_part(index: int, keys: PublicKeys) -> bytes:
-    """Return what a client signs of its keys."""
+def are_signed(keys: PublicKeys, index: int, context: bytes) -> bool:
+    """Whether the identity of a client's keys signed them."""
+    return crypto.is_signed(keys.identity, keys.signature, OF_KEYS, context, _signed_part(keys, index))
+
+
+def _signed_part(keys: PublicKeys, index: int) -> bytes:
     return index.to_bytes(4, "little") + keys.sealing + keys.masking

@@ -24,7 +24,7 @@ from fedcore.server.broadcast import Instructions, broadcast_of
 from fedcore.server.partial import COLUMNS, GRID, NEAR, fingerprint
 from fedcore.store.registry import ClientId
 from fedcore.totals import TotalsForm
-from fedcore.validation import check_integer, check_number, describe_integers, is_integer
+from fedcore.validation import Checked, check_integer, describe_integers, is_integer
 
 Weights = Literal["uniform", "examples"]
 
@@ -42,7 +42,7 @@ UNKNOWN = "an update in the sum is malformed; masks hide its sender: to find it,
 
 
 @dataclass(frozen=True)
-class Encoding:
+class Encoding(Checked):
     """The form of the integers that clients mask: round(2^exponent w_i h_i), then w_i, then w_i K_i.
 
     The server sends it to the clients. h_i = x - y_i where models are averaged, else (x - y_i) / (eta K_i); float
@@ -78,6 +78,16 @@ class Encoding:
     round: int = 0
     model: str = ""
     work: str = ""
+
+    _intervals = (
+        ("clients", (2, 2**31)),
+        *((name, (1, 2**53)) for name in ("n", "max_examples", "max_steps")),
+        *((name, (0, None)) for name in ("parameters", "honest", "min_clients", "round")),
+        ("max_norm", "(0, 1e30]"),
+        ("eta", "(0, inf)", None),
+        ("noise", "[0, 1000]"),
+    )
+    _converts = True
 
     @classmethod
     def of(cls, server: Server, *, clients: int, colluding: int = 1, x: F32 | None = None, work: Any = None) -> Self:
@@ -133,19 +143,11 @@ class Encoding:
         return cls(clients, n, p, weights, eta, *numbers, changes, noise, honest, fewest, now)
 
     def __post_init__(self) -> None:
-        check_integer("clients", self.clients, 2, 2**31)
-        check_integer("n", self.n, 1, 2**53)
+        super().__post_init__()
         check_integer("parameters", self.parameters, 0, self.n)
-        check_integer("max_examples", self.max_examples, 1, 2**53)
-        check_integer("max_steps", self.max_steps, 1, 2**53)
-        check_number("max_norm", self.max_norm, "(0, 1e30]")
-        if self.eta is not None:
-            check_number("eta", self.eta, "(0, inf)")
-        check_number("noise", self.noise, "[0, 1000]")
-        if check_integer("min_clients", self.min_clients, 0) > self.clients:
+        if self.clients < self.min_clients:
             raise RangeError(f"clients={self.clients}: must be at least min_clients={self.min_clients}; invite more")
         check_integer("honest", self.honest, int(self.noise > 0), self.min_clients)
-        check_integer("round", self.round, 0)
         if self.noise and not (1 << GRID_BITS <= self.sigma <= MOST_SIGMA):
             raise RangeError(f"clip={self.max_norm:g}, noise={self.noise:g}: the grid of the noise is out of range")
         if self.noise and (self.weights != "uniform" or self.has_changes or self.parameters < self.n):
@@ -182,10 +184,8 @@ class Encoding:
 
         ``honest`` clients together have the deviation z (C + rounding), as ``PrivateMean`` on a server.
         """
-        if not self.noise:
-            return 0
         sensitivity = self.max_norm * (1 + SLACK) * 2.0**self.exponent + math.sqrt(self.n)
-        return math.ceil(self.noise * sensitivity / math.sqrt(self.honest))
+        return math.ceil(self.noise * sensitivity / math.sqrt(max(1, self.honest)))
 
     @property
     def words(self) -> int:
@@ -234,12 +234,10 @@ class Encoding:
         for name, vector, n in vectors[: 2 + self.has_changes]:
             if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.shape != (n,):
                 raise ArrayError(f"{name}: expected float32[{n}]; use Layout.flatten")
-        found = {"x": self.model and digest_of(x), "work": _digest_of_work(work)}
-        for name, due in (("x", self.model), ("work", self.work)):
-            if found[name] != due:
-                raise ArrayError(
-                    f"{name}: not what the server announced for this sum; pass what it sent, or leave the sum"
-                )
+        digest = self.model and digest_of(x)
+        for name, found, due in (("x", digest, self.model), ("work", _digest_of_work(work), self.work)):
+            if found != due:
+                raise ArrayError(f"{name}: not what the server announced; pass what it sent, or leave the sum")
         weight = 1 if self.weights == "uniform" else examples
         for name, number, limit in (("steps", steps, self.max_steps), ("examples", weight, self.max_examples)):
             if not is_integer(number, 1, limit):

@@ -183,15 +183,9 @@ def write_masked(session: bytes, words: U64) -> bytes:
 
 
 def read_masked(body: memoryview, n: int) -> U64:
-    """Return the words as a view of the message, uint64[n]."""
+    """Return the words, uint64[n], as a view of the message, or as a copy if they are not aligned in it."""
     _require_size("masked", body, 8 * n)
-    return np.frombuffer(body, "<u8", n)
-
-
-def read_signed(body: memoryview) -> bytes:
-    """Return the signature."""
-    _require_size("signed", body, SIGNATURE)
-    return bytes(body)
+    return np.require(np.frombuffer(body, "<u8", n), requirements="A")
 
 
 def read_opened(body: memoryview) -> dict[int, tuple[bool, bytes]]:

@@ -74,6 +74,14 @@ def identity_of(secret: bytes) -> bytes:
         raise ArrayError("identity: must be the 32 bytes of an Ed25519 private key") from None
 
 
+def public_identity(name: str, key: Any) -> bytes:
+    """Return a client's public key; raise ArrayError if it is not one of ``identity_of``."""
+    try:
+        return Ed25519PublicKey.from_public_bytes(key).public_bytes_raw()
+    except (ValueError, TypeError):
+        raise ArrayError(f"{name}: must be an Ed25519 public key, 32 bytes; see identity_of") from None
+
+
 def sign(secret: bytes, purpose: bytes, context: bytes, data: bytes) -> bytes:
     """Return the Ed25519 signature of data that belong to a context and a purpose."""
     return Ed25519PrivateKey.from_private_bytes(secret).sign(_signed(purpose, context, data))

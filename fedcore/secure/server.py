@@ -14,14 +14,14 @@ from fedcore.arrays import BufferPool, core, set_to_zero
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError, UnknownClientError
 from fedcore.secure import messages as wire
 from fedcore.secure import primitives as crypto
-from fedcore.secure.client import OF_KEYS, OF_SURVIVORS, signed_part
+from fedcore.secure.client import OF_SURVIVORS, are_signed
 from fedcore.secure.encoding import Encoding
 from fedcore.secure.messages import KEYS, MASKED, MOST_CLIENTS, OPENED, SHARES, SIGNED, Dealt, Opening, PublicKeys
 from fedcore.server import Server
 from fedcore.server.report import Rejected
 from fedcore.store.registry import ClientId, canonical
 from fedcore.totals import Totals, TotalsForm
-from fedcore.validation import Represented, check_integer, rejection_reason, short_repr
+from fedcore.validation import Represented, check_integer, listed, rejection_reason, short_repr
 
 LOGGER = logging.getLogger("fedcore.secure")
 ALWAYS_ALL = 32
@@ -58,6 +58,7 @@ class SecureServer(Represented):
 
     Raises:
         RangeError: fewer clients than ``min_clients``, or more than 2^20, or a group that is out of range.
+        ArrayError: ``encoding`` is of another kind, or a client has no valid public key in ``identities``.
 
     Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, the
         protocol against an honest-but-curious server and, with identities, that against an active one; groups of Bell
@@ -76,12 +77,14 @@ class SecureServer(Represented):
         group: int | None = None,
         identities: Mapping[Any, bytes] | None = None,
     ) -> None:
-        self._ids = [canonical(client) for client in clients]
+        self._ids = [canonical(client) for client in listed("clients", clients)]
         self._indices = {client: index for index, client in enumerate(self._ids)}
         count = len(self._ids)
         if len(self._indices) < count or not 2 <= count <= MOST_CLIENTS:
             raise RangeError(f"clients: must be 2 to {MOST_CLIENTS} different ids, got {count}")
         self._min_clients = check_integer("min_clients", min_clients, 2, count)
+        if not isinstance(encoding, Encoding | TotalsForm):
+            raise ArrayError(f"encoding: expected Encoding.of(server) or totals.encoding(), got {encoding!r:.200}")
         if count > encoding.clients:
             raise RangeError(f"clients: {count} ids, but the encoding is for {encoding.clients}; pass as many to it")
         if self._min_clients < encoding.min_clients:
@@ -89,9 +92,10 @@ class SecureServer(Represented):
         self._group_size = None if group is None else check_integer("group", group, 2, count)
         if identities is not None and group not in (None, count):
             raise RangeError(f"group={group}: with identities, all clients form one group; leave group out")
-        if identities is not None and (missing := [one for one in self._ids if one not in identities]):
-            raise RangeError(f"identities: the public key of client {missing[0]!r} is missing; add it")
-        self._identities = identities
+        self._identities = dict[ClientId, bytes]()
+        known = identities if isinstance(identities, Mapping) else {}
+        for client in self._ids if identities is not None else ():
+            self._identities[client] = crypto.public_identity(f"identities[{client!r}]", known.get(client))
         self._phases = (KEYS, SHARES, MASKED, OPENED) if identities is None else (KEYS, SHARES, MASKED, SIGNED, OPENED)
         self.total: npt.NDArray[np.int64] | None = None
         self.survivors: tuple[ClientId, ...] = ()
@@ -165,6 +169,7 @@ class SecureServer(Represented):
         index = self._indices.get(canonical(client))
         if index is None:
             raise UnknownClientError(f"client={short_repr(client)}: it was not invited to this sum")
+        is_read = False
         try:
             if self._ids[index] not in self.messages:
                 raise RoundError(f"message: the client is not part of the phase {self.phase!r}")
@@ -173,10 +178,12 @@ class SecureServer(Represented):
                 raise RoundError("message: only the first answer of a phase counts")
             readers = {KEYS: self._read_keys, SHARES: self._read_shares, MASKED: self._read_masked}
             readers |= {SIGNED: self._read_signed, OPENED: self._read_opened}
-            self._faulty.add(index)
+            is_read = True
             readers[self._phases[self._phase]](index, body)
             self._faulty.discard(index)
         except FedcoreError as error:
+            if is_read:
+                self._faulty.add(index)
             self._rejected.append((self._ids[index], rejection_reason(error)))
             return False
         return True
@@ -243,11 +250,8 @@ class SecureServer(Represented):
             crypto.agree(self._probe, key, self._context, b"probe")  # raises for a key of low order
         if self._known & set(keys[:2]) or keys.sealing == keys.masking:
             raise ArrayError("keys: a key occurs twice")
-        own = None if self._identities is None else self._identities[self._ids[index]]
-        signed = signed_part(index, keys)
-        if own is not None and not (
-            own == keys.identity and crypto.is_signed(own, keys.signature, OF_KEYS, self._context, signed)
-        ):
+        own = self._identities.get(self._ids[index])
+        if own is not None and not (own == keys.identity and are_signed(keys, index, self._context)):
             raise ArrayError("keys: the client's identity did not sign them")
         self._known.update(keys[:2])
         self._keys[index] = keys
@@ -255,12 +259,12 @@ class SecureServer(Represented):
     def _send_rosters(self) -> None:
         members = list(self._keys)
         self._require_enough("keys", len(members))
-        size = len(members) if self._identities is not None else self._group_size or least_group(len(members))
+        size = len(members) if self._identities else self._group_size or least_group(len(members))
         self._groups = choose_groups(members, size)
         size = len(self._groups[members[0]])
         self._threshold = 2 * size // 3 + 1 if size == len(members) else size // 2 + 1
         self._send({i: self._roster(i) for i in members})
-        if self._identities is not None:  # all have the same roster
+        if self._identities:  # all have the same roster
             self._context = crypto.digest(self._roster(members[0])[wire.HEADER.size :], self._context)
 
     def _roster(self, index: int) -> bytes:
@@ -293,22 +297,23 @@ class SecureServer(Represented):
     # Phase 3: masked words.
 
     def _read_masked(self, index: int, body: memoryview) -> None:
-        self._held.append(wire.read_masked(body, self.encoding.words))
+        words = wire.read_masked(body, self.encoding.words)
+        if len(self._held) + 1 == MOST_HELD or not isinstance(body.obj, bytes):  # only bytes cannot change later
+            self._add_held(words)
+        else:
+            self._held.append(words)
         self._summed.add(index)
-        if len(self._held) == MOST_HELD or not isinstance(body.obj, bytes):  # only bytes cannot change later
-            self._add_held()
 
-    def _add_held(self) -> None:
+    def _add_held(self, *more: crypto.U64) -> None:
         if not len(self._sum):
             self._sum = _memory(self.encoding.words).get().view(np.uint64)
             set_to_zero(self._sum)
-        if self._held:
-            core.add_words(self._sum.view(np.int64), [words.view(np.int64) for words in self._held])
-            self._held = []
+        core.add_words(self._sum.view(np.int64), [words.view(np.int64) for words in (*self._held, *more)])
+        self._held = []
 
     def _send_survivors(self) -> None:
-        self._add_held()
         self._require_enough("masked", len(self._summed))
+        self._add_held()
         self._require_groups("masked", self._dealt, self._summed)
         self._survivors = wire.write(wire.SURVIVORS, self._session, dict.fromkeys(self._summed, ()))
         self._send(dict.fromkeys(self._summed, self._survivors))
@@ -317,18 +322,15 @@ class SecureServer(Represented):
     # With identities: signatures.
 
     def _read_signed(self, index: int, body: memoryview) -> None:
-        signature, survivors = wire.read_signed(body), self._survivors[wire.HEADER.size :]
+        signature, survivors = bytes(body), self._survivors[wire.HEADER.size :]
         if not crypto.is_signed(self._keys[index].identity, signature, OF_SURVIVORS, self._context, survivors):
             raise ArrayError("signed: not the client's signature of the survivors")
         self._signatures[index] = signature
 
     def _send_signatures(self) -> None:
         self._require_groups("signed", self._dealt, self._signatures)
-        self._send({i: self._signatures_for(i) for i in self._signatures})
-
-    def _signatures_for(self, index: int) -> bytes:
-        group = {other: (self._signatures[other],) for other in self._groups[index] if other in self._signatures}
-        return wire.write(wire.SIGNATURES, self._session, group)
+        signatures = {index: (signature,) for index, signature in self._signatures.items()}
+        self._send(dict.fromkeys(signatures, wire.write(wire.SIGNATURES, self._session, signatures)))
 
     # The last phase: opening.
 

@@ -30,6 +30,14 @@ def test_the_noise_of_a_budget():
     assert noise_for(1.0, 1e-5, rounds=1) == pytest.approx(3.730632, rel=2e-3)
 
 
+def test_what_the_accountant_cannot_compute_is_named():
+    for call in (lambda: epsilon_of([(10, 1.0, 2.0)], 1e-16), lambda: noise_for(0.05, 1e-16, rounds=1)):
+        with pytest.raises(RangeError, match=r"^delta=1e-16: .*; use (1e-15|9e-16) or more"):
+            call()
+    with pytest.raises(RangeError, match="needs a noise above 1000"):
+        noise_for(0.001, 1e-5, rounds=1)
+
+
 def test_a_ledger_joins_equal_rounds():
     ledger = Ledger()
     for rate, noise in [(0.1, 1.0), (0.1, 1.0), (0.1, 2.0), (0.1, 1.0)]:

@@ -23,6 +23,7 @@ def test_the_printed_noise_keeps_the_budget():
 
 
 WRONG = "", "--epsilon 0", "--epsilon 1 --noise 1", "--noise 1 --rate 1.5", "--noise 1e-9", "--noise 1 --rounds 1e30"
+WRONG += "--noise 2000", "--noise 1 --delta 1e-17"
 
 
 @pytest.mark.parametrize("wrong", WRONG)

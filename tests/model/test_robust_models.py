@@ -192,7 +192,7 @@ def test_models_that_are_not_finite(tmp_path):
     [
         (dict(rule="mean"), "must be a robust rule"),
         (dict(rule="medain"), "did you mean"),
-        (dict(rule=[rules.RejectLong(9), "median"]), "RejectLong acts on the updates of a server"),
+        (dict(rule=[rules.RejectLong(9), "median"]), "RejectLong acts on a server's updates"),
         (dict(rule=rules.CentredClipping(1.0)), "starts from the round before"),
         (dict(rule=rules.ClipNorm()), "needs the model before the round"),
         (dict(rule=rules.Krum(3)), "needs at least 9 updates, got 8"),

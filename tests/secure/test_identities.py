@@ -67,6 +67,7 @@ def test_a_peer_cannot_stand_for_two_clients():
 def lying(monkeypatch):
     """Servers that accept every signature; clients still check them."""
     monkeypatch.setattr(server, "crypto", type("Crypto", (), {**vars(server.crypto), "is_signed": lambda *_: True}))
+    monkeypatch.setattr(server, "are_signed", lambda *_: True)
 
 
 ENCODINGS = [
@@ -186,12 +187,21 @@ def test_both_sides_agree_on_identities():
         plain.clients[0].answer(signed.server.messages[0])
     with pytest.raises(RoundError, match="does not use signatures"):
         signed.clients[0].answer(plain.server.messages[0])
-    with pytest.raises(RangeError, match="public key of client 2 is missing"):
-        SecureServer(range(3), encoding_of(3), identities={0: b"", 1: b""})
     with pytest.raises(RangeError, match="one group"):
         SecureServer(range(3), encoding_of(3), group=2, identities=signed.identities)
     with pytest.raises(ArrayError, match="32 bytes of an Ed25519 private key"):
         SecureClient(identity=b"short")
+
+
+@pytest.mark.parametrize("wrong", [None, "ab" * 32, bytes(31), 5])
+def test_public_keys_are_checked_when_they_are_given(wrong):
+    public = identity_of(bytes(32))
+    for identities in ({0: public, 1: wrong, 2: public}, {0: public}):
+        with pytest.raises(ArrayError, match=r"^identities\[1\]: must be an Ed25519 public key"):
+            SecureServer(range(3), encoding_of(3), identities=identities)
+    for peers in ([public, wrong], public, public.hex(), None):
+        with pytest.raises((ArrayError, RangeError), match=r"^peers(: must be an Ed25519 public|=.*: must be a list)"):
+            SecureClient(peers=peers)
 
 
 def test_a_signed_client_demands_more_than_two_thirds():

@@ -1,5 +1,7 @@
 """Hostile messages: the sender is rejected, and the others' sum opens or the sum ends as the protocol defines."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,11 +9,9 @@ pytest.importorskip("cryptography")
 
 from fedcore import Server, Totals
 from fedcore.errors import ArrayError, CheckpointError, FedcoreError, RoundError
-from fedcore.secure import Encoding, SecureClient
+from fedcore.secure import Encoding, SecureClient, SecureServer
 from fedcore.secure import messages as wire
-from tests.secure.sessions import PHASES, Session, outcome
-
-LOW_ORDER = bytes(32)
+from tests.secure.sessions import PHASES, Session, encoding_of, outcome
 
 
 def mutations(message, others, rng, count):
@@ -72,7 +72,7 @@ def test_ten_thousand_hostile_messages_open_nothing_but_the_sum(is_honest_at_fir
 
 CRAFTED = {
     "keys": [
-        (lambda good: good[:72] + LOW_ORDER + good[104:], "not a valid X25519 public key"),
+        (lambda good: good[:72] + bytes(32) + good[104:], "not a valid X25519 public key"),
         (lambda good: good[:72] + good[40:72] + good[104:], "a key occurs twice"),
         (lambda good: good[:-1], "expected 160 bytes"),
     ],
@@ -259,3 +259,11 @@ def test_only_a_server_has_an_encoding():
     for other in (totals, Server, np.zeros(3)):
         with pytest.raises(ArrayError, match=r"^server: .*totals\.encoding\(\)"):
             Encoding.of(other, clients=3)
+        with pytest.raises(ArrayError, match=r"^encoding: .*totals\.encoding\(\)"):
+            SecureServer(range(3), other)
+
+
+@pytest.mark.parametrize("form", [encoding_of(3), Totals({"a": 0.0}, 3).form])
+def test_numbers_of_numpy_are_those_of_python(form):
+    numbers = {name: np.array(value)[()] for name, value in vars(form).items() if type(value) in (int, float)}
+    assert repr(replace(form, **numbers)) == repr(form)

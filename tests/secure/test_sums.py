@@ -62,6 +62,21 @@ def test_clients_drop_out_in_every_phase_and_restart_from_their_state():
     assert session.server.survivors == tuple(range(3, 10))
 
 
+def test_words_count_once_wherever_they_are_in_memory(monkeypatch):
+    session = Session(5).until("masked")
+    frames = [b"size" + session.answer(i) for i in range(5)]
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr("fedcore.secure.server._memory", lambda words: bytes(2**62))
+        for i in range(4):
+            session.server.receive(i, memoryview(frames[i])[4:])
+    assert (session.server.waiting_for, session.server.named) == ((3, 4), ())
+    for i in (4, 3):
+        assert session.server.receive(i, memoryview(bytearray(frames[i]) if i == 4 else frames[i])[4:])
+    session.server.close_phase()
+    session.phase()
+    np.testing.assert_array_equal(session.server.total, session.sum_of(range(5)))
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_nothing_opens_below_the_threshold(phase):
     """Of 10 clients, 7 are needed once they have shared their secrets; before, ``min_clients``."""

@@ -142,7 +142,7 @@ def test_a_round_without_updates_counts_and_moves_nothing(name):
         (dict(storage="mmap:run"), errors.RangeError, r"^storage\b.*'mmap:run'"),
         (dict(path="run", medium="ram"), errors.RangeError, r"^medium\b.*'ram'"),
         (dict(limits="open"), errors.RangeError, r"^limits\b.*'open'"),
-        (dict(compute=3), errors.RangeError, r"^compute=3: must be a fedcore.Compute"),
+        (dict(compute=3), errors.RangeError, r"^compute=3: must be a Compute"),
         (dict(storage=ClientStore(3, 4), clients=None), errors.ShapeError, r"^storage\b"),
         (dict(algorithm=fedcore.algorithms.MIFA), errors.RangeError, r"^algorithm=MIFA: is a class; call it"),
         (dict(accumulator="float16"), errors.UnknownNameError, r"^accumulator\b.*'float16'"),

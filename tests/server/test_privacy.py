@@ -191,6 +191,14 @@ def test_the_clip_reaches_the_quantile():
     assert report.privacy["clip"] == pytest.approx(np.quantile(norms, 0.7), rel=0.1)
 
 
+@pytest.mark.parametrize(("factor", "due"), [(1.0, 1e-30), (0.5, 1e30)])
+def test_the_clip_stays_where_noise_can_be_drawn(factor, due):
+    rule, ledger = PrivateMean(1.0, 1.0, 1000, quantile=0.5, clip_rate=1e4), Ledger()
+    for _ in range(2):
+        ledger = rule.at(ledger).add_noise(np.zeros(2), np.full(1000, factor), ledger, 0)
+        assert ledger.clip == due
+
+
 # The report.
 
 
@@ -351,6 +359,9 @@ def test_a_limit_of_one_update_stays_possible():
         ({"noise": -1}, "noise"),
         ({"noise": 1001}, "noise"),
         ({"expected": 0}, "expected"),
+        *((dict.fromkeys([name], value), name) for name in ("clip", "expected") for value in (9e-31, 1.1e30)),
+        ({"noise": 9e-31}, "noise"),
+        ({"quantile": 0.5, "count_noise": 1.1e30}, "count_noise"),
         ({"rate": 1.5}, "rate"),
         ({"rounds": 0}, "rounds"),
         ({"quantile": 1}, "quantile"),
