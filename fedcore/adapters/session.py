@@ -20,6 +20,11 @@ from fedcore.server.opening import is_begun
 from fedcore.store.registry import ClientId, canonical
 from fedcore.validation import as_integer, check_integer, describe_integers, is_integer, rejection_reason
 
+SECURE = "fedcore.secure"
+"""The name of a message of the secure protocol in a framework's message, and of a client's state."""
+SUM = "masked sum"
+"""The sender of a sum in ``Report.rejected``."""
+
 
 def model_of_parts(tensors: Any, parts: Mapping[str, Any] | None) -> Model:
     """Return a job's model with the arguments of ``Model`` from the job's configuration."""
@@ -120,7 +125,8 @@ def require_known(what: str, options: Iterable[str], known: Iterable[str]) -> No
 
 def beyond_plain_steps(algorithm: Algorithm) -> str | None:
     """Return a clause that names the clients' work besides steps y -= lr grad(y) from the sent model, or None."""
-    rule, is_proximal = algorithm.local_rule, algorithm.direction == Direction(mu=algorithm.direction.mu) != Direction()
+    rule, direction = algorithm.local_rule, algorithm.direction
+    is_proximal = direction.mu and direction == Direction(mu=direction.mu)
     return (
         (algorithm.rows_at_clients and "whose clients keep their own rows")
         or (algorithm.looks_ahead and "whose clients start ahead of the model")
@@ -129,7 +135,7 @@ def beyond_plain_steps(algorithm: Algorithm) -> str | None:
         or (algorithm.second_vector is not None and "whose clients send a second vector")
         or (algorithm.needs_loss and "whose clients report their losses")
         or (is_proximal and "whose clients add a proximal term (with FedAvg, clients can add the term themselves)")
-        or (algorithm.direction != Direction() and "whose clients add terms to their gradient")
+        or (direction != Direction() and "whose clients add terms to their gradient")
         or None
     )
 

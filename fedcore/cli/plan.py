@@ -125,7 +125,7 @@ def run(options: Options) -> None:
 def plan(costs: Costs, method: Algorithm, sizes: Options) -> dict[str, dict[str, float]]:
     """Return the bytes and seconds of a server, or of each shard, by part and purpose; ``sizes`` are the options."""
     clients, n, S, E, is_file = sizes.clients, sizes.parameters, sizes.per_round, sizes.edges, not sizes.in_memory
-    own, listed, kept = -(-n // sizes.shards), clients * (not sizes.numbered), min(sizes.active or clients, clients)
+    own, listed, kept = -(-n // sizes.shards), 0 if sizes.numbered else clients, min(sizes.active or clients, clients)
     row = Geometry.of(RowFormat(sizes.codec, own).payload).stride * method.keeps_rows
     rows, vectors = row * (kept + S), costs["exact" if E else "vectors"]
     sent = _vectors(method)[0] * n
@@ -135,7 +135,7 @@ def plan(costs: Costs, method: Algorithm, sizes: Options) -> dict[str, dict[str,
     disk |= {"rows": rows + costs["disk_row"] * kept * method.keeps_rows}
     network = {"to clients": sent * S, "from clients": 4 * n * method.uploads * S}
     step, update = _at(costs["server"], own)
-    found = {"memory": memory | ({} if is_file else {"rows": rows})} | ({"disk": disk} if is_file else {})
+    found = {"memory": memory, "disk": disk} if is_file else {"memory": memory | {"rows": rows}}
     # The coordinator of shards reads each update.
     seconds = {"updates": (update + (sizes.shards > 1) * _at(costs["server"], 1)[1]) * S, "step": step}
     if E:
@@ -151,7 +151,7 @@ def plan(costs: Costs, method: Algorithm, sizes: Options) -> dict[str, dict[str,
     if is_file:
         written = row * S + costs["disk_vectors"] * own / 2  # a vector has two places, written in turn
         seconds |= {"writing": written * costs["write"] + SYNCS * costs["sync"]}
-        seconds |= {"reading": row * S * costs["read"] * (rows > RESIDENT)}
+        seconds |= {"reading": row * S * costs["read"] if rows > RESIDENT else 0}
     return found | {"network": network, "seconds": seconds}
 
 
@@ -161,7 +161,7 @@ def _check(sizes: Options, shards: int) -> None:
     limits = [("--active", sizes.active or 0, "--clients", sizes.clients), ("--per-round", sizes.per_round, *replying)]
     limits += [("--edges", sizes.edges, "--per-round", sizes.per_round)]
     limits += [("--shards", sizes.shards, f"one for each {BLOCK:,} --parameters", shards)]
-    limits += [("--clients", sizes.clients * (not sizes.numbered), "own ids; pass --numbered for more", 2**31 - 1)]
+    limits += [("--clients", 0 if sizes.numbered else sizes.clients, "own ids; pass --numbered for more", 2**31 - 1)]
     for name, own, other, most in limits:
         if own > most:
             raise ConfigError(f"{name} {own}: must be at most {most} ({other})")

@@ -50,7 +50,7 @@ def add_arguments(top: Parser) -> None:
     add("--rates", type=terminal.numbers, metavar="R,R,...", help="rates to try (default: the grid, or 0.003 to 1)")
     add("--only", action="append", default=[], metavar="LABEL", help="tune only this method; repeatable")
     add("--seeds", type=terminal.whole_number(1), default=3, metavar="N", help="number of tuning seeds (default: 3)")
-    add("--validation", type=terminal.share, default=0.1, metavar="SHARE", help="share of held-out examples (0.1)")
+    add("--validation", type=terminal.amount, default=0.1, metavar="SHARE", help="share of held-out examples (0.1)")
     _add_shared(parser, "runs/tune-PRESET")
     parser = top.add_command("report", report, needs=terminal.SIMULATOR)
     add = parser.add_argument
@@ -70,7 +70,7 @@ def _add_shared(parser: Parser, folder: str) -> None:
     add("--backend", choices=("local", "ray"), default="local", help="execution backend; results do not depend on it")
     add("--workers", type=terminal.whole_number(0), metavar="N", help="processes (default: cores), or Ray workers (2)")
     add("--ray-address", metavar="ADDRESS", help="running Ray cluster: auto or HOST:PORT (default: start Ray)")
-    add("--gpus-per-worker", type=terminal.share, metavar="SHARE", help="GPUs per Ray worker; 0.25: four share one")
+    add("--gpus-per-worker", type=terminal.amount, metavar="SHARE", help="GPUs per Ray worker; 0.25: four share one")
     add("--device", metavar="NAME", help="device for client training: cpu, cuda, cuda:1, ...")
     add("--server-device", metavar="NAME", help="device for the server's vectors: cpu, cuda, ...")
     about = "log rounds to tensorboard[=DIR], mlflow[=ADDRESS] or wandb[=PROJECT]; repeatable"
@@ -152,10 +152,9 @@ def _train(options: Options, experiments: "Sequence[Experiment]", folder: Path, 
     work = [job.trial for job in chosen.jobs()] if sweep else trials(experiments[0])
     total = sum(trial.experiment.rounds for trial in work)
     traced = profile() if options.profile else None
-    advice = _sweep_advice if sweep else partial(_run_advice, options.imports)
     with (
         _backend(options, sweep) as backend,
-        interruptible(console, lambda: advice(folder)),
+        interruptible(console, lambda: _advice(options.imports, sweep, folder)),
         Loggers(options.loggers, folder, console) as logged,
         Progress(total, console=console) as progress,
         traced or nullcontext(),
@@ -288,25 +287,18 @@ def interruptible(console: "Console", advice: Callable[[], str]) -> Iterator[Non
             signal.signal(signal.SIGTERM, before)
 
 
-def _run_advice(imports: Sequence[str], folder: Path) -> str:
+def _advice(imports: Sequence[str], sweep: bool, folder: Path) -> str:
+    """Return how to continue an interrupted run or sweep."""
     from fedcore.sim.experiment.results import CONFIG, RECORDS, started
 
-    if not (folder / CONFIG).is_file():
-        return "nothing was written yet; run the same command again"
-    resume = shlex.join(["fedcore", "run", str(folder), "--resume", *import_flags(imports)])
-    if not any(map(started, (folder / RECORDS).glob("*.jsonl"))):
-        return f"no round is finished yet; resume: {resume}"
-    report = shlex.join(["fedcore", "report", str(folder)])
-    return f"the finished rounds are in {folder / RECORDS}: {report}, or resume: {resume}"
-
-
-def _sweep_advice(folder: Path) -> str:
-    from fedcore.sim.experiment.results import RECORDS, started
-
-    if any(map(started, folder.rglob(f"{RECORDS}/*.jsonl"))):
-        report = shlex.join(["fedcore", "report", str(folder)])
-        return f"the same command resumes the sweep; to see the results so far: {report}"
-    return "no round is finished yet; run the same command again"
+    again, own = "run the same command again", str(folder)
+    if not sweep:
+        if not (folder / CONFIG).is_file():
+            return f"nothing was written yet; {again}"
+        again = f"resume: {shlex.join(['fedcore', 'run', own, '--resume', *import_flags(imports)])}"
+    if not any(map(started, folder.rglob(f"{RECORDS}/*.jsonl"))):
+        return f"no round is finished yet; {again}"
+    return f"the finished rounds are in {folder}: {shlex.join(['fedcore', 'report', own])}, or {again}"
 
 
 def tune(options: Options) -> None:

@@ -105,14 +105,14 @@ def numbers(text: str) -> list[float]:
     return [float(_parsed(part, float, -math.inf, what)) for part in text.split(",")]
 
 
-def share(text: str) -> float:
+def amount(text: str) -> float:
     """Parse a finite number of at least 0."""
     return float(_parsed(text, float, 0, "a finite number of at least 0"))
 
 
 def positive(text: str) -> float:
     """Parse a finite number above 0."""
-    if not (number := share(text)):
+    if not (number := amount(text)):
         raise argparse.ArgumentTypeError(f"{text!r}: must be above 0")
     return number
 

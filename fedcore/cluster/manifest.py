@@ -274,9 +274,7 @@ class Manifest:
             if not isinstance(state, dict) or state.get("what") != _WHAT:
                 raise CheckpointError(f"{path}: not the manifest of a server in shards")
             if (version := state["version"]) != _VERSION:
-                raise CheckpointError(
-                    f"{path}: format version {version!r} is unknown; this fedcore reads version {_VERSION}"
-                )
+                raise CheckpointError(f"{path}: format version {version!r} is unknown; this fedcore reads {_VERSION}")
             layout = Layout.from_state(state["layout"])
             ranges = tuple(Range(one["start"], one["stop"], one["end"]) for one in state["shards"])
             _require_partition(layout, ranges)

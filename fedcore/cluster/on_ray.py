@@ -93,7 +93,7 @@ class OnRay:
         self._session = Session(address, cpus=8 if nodes is None else max(1, len(nodes)), **own)
         self._actors: list[Any] = []
         self.waiting: dict[int, Any] = {}  # references to the shards' answers
-        self._values, self._until = False, math.inf
+        self._returns_values, self._until = False, math.inf
 
     def make(self, shards: Sequence[ShardInfo]) -> None:
         """See ``Placement``."""
@@ -103,7 +103,7 @@ class OnRay:
             raise RangeError(f"nodes: give one for each of {len(shards)} shards, not {len(self._nodes)}")
         nodes: Sequence[str | None] = self._nodes or [None] * len(shards)
         self._actors = [self._session.start(Actor, cpus=self._cpus, node=node) for node in nodes]
-        self._values, self._until = True, time.monotonic() + self._start
+        self._returns_values, self._until = True, time.monotonic() + self._start
         for k, (actor, info) in enumerate(zip(self._actors, shards, strict=True)):
             self.waiting[k] = actor.prepare.remote(info, self._threads)
         late = time.monotonic() + LATE
@@ -181,7 +181,7 @@ class OnRay:
     def _begin(self, values: bool) -> None:
         """Prepare to wait for answers: replies, or plain values."""
         self._session.require_open()
-        self._values, self._until = values, time.monotonic() + self._seconds
+        self._returns_values, self._until = values, time.monotonic() + self._seconds
 
     def _warn_late(self) -> None:
         LOGGER.warning(
@@ -210,7 +210,7 @@ class OnRay:
             return Lost(error)
         except Exception as error:
             return Raised(error)
-        return Returned(answer) if self._values else answer
+        return Returned(answer) if self._returns_values else answer
 
 
 def _portable(reply: Reply) -> Reply:

@@ -414,7 +414,7 @@ class Shard:
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:
         """See ``Sum``."""
-        sums: Any = [sum and ExactSum(*map(self._reducer.sent, sum)) for sum in self._opened.sums.words()]
+        sums: Any = [one and ExactSum(*map(self._reducer.sent, one)) for one in self._opened.sums.words()]
         return sums[0], sums[1]
 
     def _keep(self, batch: UpdateBatch, squares: F64) -> None:

@@ -164,7 +164,7 @@ class ShardSums:
         sums = [words] if changes is None else [words, changes]
         more = (changes, *more) if more else ()
         put = self._coordinator.placement.put
-        cut = [map(put, self._manifest.slices(word)) for sum in sums for word in sum]
+        cut = [map(put, self._manifest.slices(word)) for pair in sums for word in pair]
         return bool(self._coordinator.call("join", batch, more, each=[*zip(*cut, strict=True)])[0])
 
     def words(self) -> tuple[ExactSum, ExactSum | None]:

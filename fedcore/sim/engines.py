@@ -136,10 +136,6 @@ def standing(broadcast: Broadcast) -> Broadcast:
     return replace(still, second_vector=MEAN_GRADIENT, round=NO_ROUND)
 
 
-CHECKED = 1024
-"""The clients whose indices are checked together."""
-
-
 class Minibatches(NamedTuple):
     """The size, the number and the seed of the minibatches; see ``InProcess``."""
 
@@ -162,11 +158,8 @@ class Parts:
         lengths = np.fromiter(map(len, held), np.int64, len(held))
         if not lengths.all():
             raise RangeError(f"parts: client {lengths.argmin()} has no examples")
-        for start in range(0, len(held), CHECKED):
-            some = np.concatenate(held[start : start + CHECKED])
-            if 0 <= some.min() <= some.max() < examples:
-                continue
-            for client, part in enumerate(held[start:], start):
+        if not 0 <= (every := np.concatenate(held)).min() <= every.max() < examples:
+            for client, part in enumerate(held):
                 if not 0 <= part.min() <= part.max() < examples:
                     raise RangeError(f"parts: client {client} has {part.min()}..{part.max()}; pass 0..{examples - 1}")
         self._held = list(held)
@@ -310,8 +303,7 @@ class KeepingClients(EngineWrapper):
         """Store the new rows of the clients whose updates the server used."""
         v = to_host(server.v) if self._algorithm.second_vector is None else None
         for client in report.accepted:
-            row = self._next[client]
-            self.rows[client] = row if v is None else v - row
+            self.rows[client] = self._next[client] if v is None else v - self._next[client]
         self._next.clear()
 
     def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
@@ -338,10 +330,9 @@ def _without_rows(broadcast: Broadcast) -> Broadcast:
 def _with_offsets(broadcast: Broadcast, offset_of: Callable[[ClientId], F32]) -> Broadcast:
     def offset(client: ClientId, out: Any) -> Any:
         own = offset_of(client)
-        if out is None:
-            return own
-        copy_into(out, own)
-        return out
+        if out is not None:
+            copy_into(out, own)
+        return own if out is None else out
 
     return broadcast.with_offset(offset)
 
@@ -439,8 +430,7 @@ class AtWork(EngineWrapper):
             [update] = self.updates(replace(broadcast, round=number), active)
             vectors = (getattr(update, name) for name in SENT)  # views, which the next client overwrites
             value, control = (None if vector is None else np.array(vector) for vector in vectors)
-            update = update._replace(value=value, control=control, round=broadcast.round, keep=True)
-            self._updates[number] = update
+            self._updates[number] = update._replace(value=value, control=control, round=broadcast.round, keep=True)
             received += broadcast.bytes
         return received
 

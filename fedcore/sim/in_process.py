@@ -19,24 +19,13 @@ from fedcore.errors import RangeError
 from fedcore.profiling import span, timed
 from fedcore.server import Broadcast, Update
 from fedcore.server.broadcast import Instructions
+from fedcore.sim import sgd
 from fedcore.sim.batching.batched_sgd import Way, batched_sgd, in_groups, net_of
 from fedcore.sim.batching.layers import Net
 from fedcore.sim.data import Dataset
 from fedcore.sim.engines import Engine, Evaluation, Minibatches, Parts, Plan, standing
 from fedcore.sim.participation import Active
-from fedcore.sim.sgd import (
-    FlatModel,
-    LocalOptions,
-    Work,
-    copy_of,
-    mean_loss,
-    on_host,
-    repeatable,
-    scored,
-    seeded,
-    sgd,
-    torch_device,
-)
+from fedcore.sim.sgd import FlatModel, LocalOptions, Work, on_host, repeatable, seeded, torch_device
 from fedcore.store.registry import ClientId
 from fedcore.validation import check_integer
 
@@ -110,7 +99,7 @@ class InProcess(Engine):
         self._device = torch_device(device)
         sizes = Minibatches(batch, epochs, steps, seed)
         self.parts = Parts(parts, len(dataset.train_y), sizes, options or LocalOptions())
-        module = copy_of(module)  # ``FlatModel`` changes it
+        module = sgd.copy_of(module)  # ``FlatModel`` changes it
         self._net = net_of(module, dataset.train_x.shape[1:], together, self._device)
         self._model = FlatModel(module, self._device)
         threads = check_integer("threads", threads, 1)
@@ -162,7 +151,7 @@ class InProcess(Engine):
         losses = dict[int, float]()
         for client in plan.clients:
             with self._fixed("local: loss", round=plan.sent.common.round, client=client):
-                losses[client] = mean_loss(self._model, *self._train, self.parts[client])
+                losses[client] = sgd.mean_loss(self._model, *self._train, self.parts[client])
         for client, y, work in trained:
             yield client, y, replace(work, loss=losses[client])
 
@@ -184,7 +173,7 @@ class InProcess(Engine):
         """
         with span("evaluate"), self._fixed("evaluation"):
             self._model.load(to_host(x))
-            return Evaluation(*scored(self._model, *self._test))
+            return Evaluation(*sgd.scored(self._model, *self._test))
 
     @contextmanager
     def _fixed(self, purpose: str, **of: int) -> Iterator[None]:
@@ -212,7 +201,7 @@ class InProcess(Engine):
                 options: dict[str, Any] = {"x": x[: self._model.layout.n_parameters], "options": self.parts.options}
                 own_batches = (part[indices] for indices in batches)
                 try:
-                    work = sgd(self._model, *self._train, own_batches, told, previous=previous, **options)
+                    work = sgd.sgd(self._model, *self._train, own_batches, told, previous=previous, **options)
                 except ValueError as error:
                     if "per channel" not in str(error):
                         raise
@@ -250,7 +239,7 @@ class InProcess(Engine):
         """Return a second model that holds x_{t-1}, for methods that need a gradient there."""
         if self._previous is None:
             self._model.load(x_prev)  # resets the other buffers
-            self._previous = FlatModel(copy_of(self._model.module), self._device)
+            self._previous = FlatModel(sgd.copy_of(self._model.module), self._device)
         self._previous.load(x_prev)
         self._previous.module.train()
         return self._previous

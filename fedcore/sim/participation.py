@@ -167,11 +167,8 @@ class Participation(Checked, Represented, ABC):
 
     def _purpose(self, name: str) -> str:
         """Return the purpose of random numbers, which differs between nested patterns of one class of fedcore."""
-
-        def known(pattern: Participation) -> type:
-            return next((kind for kind in type(pattern).__mro__ if kind in _PATTERNS), type(pattern))
-
-        below = sum(known(inner) is known(self) for inner in nested(self.among))
+        kinds = [next((k for k in type(one).__mro__ if k in _PATTERNS), type(one)) for one in nested(self)]
+        below = kinds[1:].count(kinds[0])
         return f"participation: {name}" + (f" ({below + 1})" if below else "")
 
     def _stream(self, name: str, round: int) -> dict[str, Any]:

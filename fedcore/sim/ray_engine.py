@@ -157,8 +157,7 @@ class Ray(EngineWrapper, Closing):
         """Return the gradients of ``InProcess.gradients``, as ``Slices`` if the server's shards are on Ray."""
         still = standing(broadcast.on_host())
         plan = self._local.parts.plan(still, None, minibatches=minibatches)
-        whole = still.slices is None
-        return {u.client: np.array(u.control) if whole else u.control for u in self._updates(still, plan)}
+        return {u.client: u.control if still.slices else np.array(u.control) for u in self._updates(still, plan)}
 
     @property
     def waited(self) -> float:

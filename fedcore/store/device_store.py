@@ -86,11 +86,6 @@ class DeviceStore(ClientStore):
         self._missing: list[tuple[int, CachedRow]] = []  # rows that the thread copies
         self._copied: set[int] = set()  # the device slots of rows that the thread has copied
 
-    @property
-    def cached(self) -> int:
-        """The number of cached rows."""
-        return len(self._cache)
-
     def prefetch(self, clients: Iterable[ClientId]) -> None:
         """Start to copy the rows of the next cohort to the device while its clients train.
 

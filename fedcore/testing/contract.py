@@ -49,11 +49,9 @@ def check(contract: type[Contract]) -> None:
             names = [argument for argument in signature(getattr(contract, name)).parameters if argument != "self"]
             cases = [getattr(contract, f"{argument}s", {"": None}).values() for argument in names]
             for values in product(*cases):
-                with tempfile.TemporaryDirectory(prefix="fedcore-check-") as folder:
-                    given = dict(zip(names, values, strict=True))
-                    test = getattr(contract(), name)
-                    with suppress(SkipTest):
-                        test(**given | ({"tmp_path": Path(folder)} if "tmp_path" in given else {}))
+                with tempfile.TemporaryDirectory(prefix="fedcore-check-") as folder, suppress(SkipTest):
+                    more = {"tmp_path": Path(folder)} if "tmp_path" in names else {}
+                    getattr(contract(), name)(**dict(zip(names, values, strict=True)) | more)
 
 
 def _with_promise(test: Callable[..., None]) -> Callable[..., None]:
@@ -98,8 +96,7 @@ def same(got: Any, due: Any, what: str = "result") -> None:
         require(equal, f"{what}: {due.dtype}{list(due.shape)}", f"{here.dtype}{list(here.shape)}")
         if here.tobytes() != due.tobytes():
             bits = [np.ascontiguousarray(one).view(np.uint8).reshape(due.size, -1) for one in (here, due)]
-            differ = np.flatnonzero((bits[0] != bits[1]).any(axis=1))
-            first, count = int(differ[0]), len(differ)
-            require(False, f"{what}[{first}]: {due.flat[first]!r}", f"{here.flat[first]!r}; {count} elements differ")
+            k, *more = np.flatnonzero((bits[0] != bits[1]).any(axis=1)).tolist()
+            require(False, f"{what}[{k}]: {due.flat[k]!r}", f"{here.flat[k]!r}; {1 + len(more)} elements differ")
     else:
         require(got == due, f"{what}: {short_repr(due)}", got)

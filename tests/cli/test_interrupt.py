@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from fedcore.cli.run import _run_advice, _sweep_advice
+from fedcore.cli.run import _advice
+from fedcore.sim.experiment import run_experiment
 from fedcore.sim.experiment.results import read_folder
 from fedcore.sim.reports import write_report
 from tests.cli.command import invoke, output_of
-from tests.sim.experiment.kit import wait_until
+from tests.sim.experiment.kit import quick, wait_until
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
@@ -83,13 +84,10 @@ def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at
 
 
 def test_advice_quotes_the_folder(tmp_path):
-    folder = tmp_path / "my run"
-    (folder / "records").mkdir(parents=True)
-    for file, text in (("config.json", "{}"), ("records/0-a-seed0.jsonl", "{}\n")):
-        (folder / file).write_text(text)
-    for advice in (_run_advice((), folder), _sweep_advice(folder)):
+    (folder := tmp_path / "my run").mkdir()
+    run_experiment(quick("rounds=1", "seeds=[0]"), folder, jobs=0)
+    for advice in (_advice((), False, folder), _advice((), True, folder), invoke("run", folder).errors):
         assert f"fedcore report '{folder}'" in advice
-    assert f"`fedcore report '{folder}'`" in invoke("run", folder).errors
 
 
 def test_logger_without_rounds_prints_no_hint(tmp_path, monkeypatch):

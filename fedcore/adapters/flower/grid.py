@@ -66,22 +66,20 @@ def _forwarded(name: str) -> Any:
 class StreamingGrid(Grid):
     """A wrapper of a Grid whose ``send_and_receive`` sends messages one by one and yields replies as they arrive.
 
-    Flower's own grids hold all messages of a round in memory, and later all replies. This grid holds one message and at
-    most ``at_once`` replies. A reply that Flower cannot read, or that answers the wrong message, becomes an error of
-    its node.
+    Flower's own grids hold all messages of a round in memory, and later all replies. This grid holds one message or one
+    reply. A reply that Flower cannot read, or that answers the wrong message, becomes an error of its node.
 
     Args:
         grid: the wrapped Grid.
         poll: the seconds between two checks for replies.
-        at_once: the number of messages whose replies are pulled in one call.
     """
 
     push_messages, pull_messages = _forwarded("push_messages"), _forwarded("pull_messages")
     get_node_ids, create_message = _forwarded("get_node_ids"), _forwarded("create_message")
     set_run, run = _forwarded("set_run"), property(lambda self: self._grid.run)
 
-    def __init__(self, grid: Grid, *, poll: float = 0.1, at_once: int = 1) -> None:
-        self._grid, self._poll, self._at_once = grid, poll, at_once
+    def __init__(self, grid: Grid, *, poll: float = 0.1) -> None:
+        self._grid, self._poll = grid, poll
         self._late: dict[str, None] = {}
         self.arrived = 0
         """The replies of the last ``send_and_receive`` that arrived."""
@@ -117,11 +115,11 @@ class StreamingGrid(Grid):
     ) -> Iterator[Message]:
         wait_for_late = not own
         while own or late:
-            waiting, arrived = [*own, *late], False
-            for start in range(0, len(waiting), self._at_once):
+            arrived = False
+            for number in [*own, *late]:
                 if may_close():
                     return
-                pulled = self._pull(waiting[start : start + self._at_once])
+                pulled = self._pull(number)
                 while pulled:
                     arrived = True
                     own.pop(pulled[0].metadata.reply_to_message_id, None)
@@ -134,17 +132,15 @@ class StreamingGrid(Grid):
             if not arrived:
                 time.sleep(min(self._poll, left))
 
-    def _pull(self, numbers: list[str]) -> list[Message]:
-        """Return the arrived replies to some messages, with an error in place of each unreadable reply."""
+    def _pull(self, number: str) -> list[Message]:
+        """Return the arrived replies to a message, or an error in place of an unreadable one."""
         try:
-            pulled = list(self._grid.pull_messages(numbers))
-            fitting = [reply for reply in pulled if reply.metadata.reply_to_message_id in numbers]
+            pulled = list(self._grid.pull_messages([number]))
+            fitting = [reply for reply in pulled if reply.metadata.reply_to_message_id == number]
             if pulled and not fitting:
                 raise ArrayError("reply: answers a different message than the requested one")
         except MALFORMED as error:
-            if len(numbers) > 1:
-                return [reply for number in numbers for reply in self._pull([number])]
-            metadata = Metadata(0, "", 0, 0, numbers[0], "", created_at=time.time(), ttl=0, message_type="system")
+            metadata = Metadata(0, "", 0, 0, number, "", created_at=time.time(), ttl=0, message_type="system")
             return [make_message(metadata, error=Error(UNREADABLE, rejection_reason(error)))]
         return fitting
 

@@ -15,18 +15,13 @@ from fedcore.adapters.flower.grid import Request, StreamingGrid, answers, by_id
 from fedcore.adapters.flower.metrics import Collected, only_record, records_of
 from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector
 from fedcore.adapters.flower.strategy import ServerStrategy, log_failures
-from fedcore.adapters.session import require_known
+from fedcore.adapters.session import SECURE, SUM, require_known
 from fedcore.arrays import F32
 from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.model import Layout
 from fedcore.secure import Encoding, SecureClient, SecureServer
 from fedcore.secure.primitives import digest_of
 from fedcore.validation import as_integer
-
-SECURE = "fedcore.secure"
-"""The name of the record with a message of the protocol, and of the record with a node's state."""
-SUM = "masked sum"
-"""The sender of a sum in ``Report.rejected``."""
 
 
 def _content(message: bytes) -> RecordDict:

@@ -13,7 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcore.adapters.nvflare.client import KEY
 from fedcore.adapters.nvflare.server import Controller, model_of, update_of
-from fedcore.adapters.session import require_known
+from fedcore.adapters.session import SECURE, SUM, require_known
 from fedcore.algorithms import Algorithm
 from fedcore.arrays import F32, as_array, to_host
 from fedcore.errors import ArrayError, RangeError, RoundError
@@ -23,11 +23,6 @@ from fedcore.secure.primitives import digest_of
 from fedcore.server import Report, Server
 from fedcore.store.registry import ClientId
 from fedcore.validation import as_integer
-
-SECURE = "fedcore.secure"
-"""The key of a message of the protocol: in ``FLModel.meta`` to a site, and in ``FLModel.params`` of its answer."""
-SUM = "masked sum"
-"""The sender of a sum in ``Report.rejected``."""
 
 
 class SecureController(Controller):

@@ -642,7 +642,7 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
     steps or report a fraction.
     """
     meta = model.meta if isinstance(model.meta, Mapping) else {}
-    own = sent if isinstance(sent := meta.get(KEY), Mapping) else {}
+    own = meta[KEY] if isinstance(meta.get(KEY), Mapping) else {}
     steps = as_integer(_number(meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)))
     examples = own.get("examples")
     if examples is None:

@@ -112,8 +112,7 @@ def plain_sequence(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     """
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return None
-    parts = *module.modules(), *module.parameters()
-    if any(has_hooks(part) or "forward" in vars(part) for part in parts):
+    if any(has_hooks(part) or "forward" in vars(part) for part in (*module.modules(), *module.parameters())):
         return None
     children = [(name, part) for name, part in module.named_modules(remove_duplicate=False) if name and "." not in name]
     return children if all(tensor.requires_grad for tensor in module.parameters()) else None

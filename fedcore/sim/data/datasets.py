@@ -190,12 +190,12 @@ def load_cifar10(standardise: bool = False) -> Dataset:
     Reference: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """
     paths, (train, test) = find_files("cifar-10"), PUBLISHED["cifar-10"].digests
-    train_x, train_y = _load_results(paths[:-1], train, standardise)
-    test_x, test_y = _load_results(paths[-1:], test, standardise)
+    train_x, train_y = _read_records(paths[:-1], train, standardise)
+    test_x, test_y = _read_records(paths[-1:], test, standardise)
     return Dataset("cifar-10", train_x, train_y, test_x, test_y, classes=10)
 
 
-def _load_results(paths: Sequence[Path], sha256: str, standardise: bool) -> tuple[Inputs, Labels]:
+def _read_records(paths: Sequence[Path], sha256: str, standardise: bool) -> tuple[Inputs, Labels]:
     records = np.concatenate([_read_cifar(path) for path in paths])
     digests = [hashlib.sha256(record).digest() for record in records]
     order = sorted(range(len(records)), key=digests.__getitem__)

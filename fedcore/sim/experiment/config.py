@@ -196,7 +196,7 @@ def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list
 def load_once(key: Key) -> tuple[Dataset, str]:
     """Return the data set of a source, a name and options, and its ``data_hash``.
 
-    The last two data sets are cached. ``run_in_this_process`` clears the cache, because files may have changed.
+    The last two data sets are cached. ``run_jobs`` clears the cache, because files may have changed.
     """
     _, name, options = key
     dataset = data.load(name, **options)
@@ -328,8 +328,7 @@ def _find_modules_beside(file: Path, tables: Tables) -> None:
             continue
         add_to_path(folder)
         spec = sys.modules[name].__spec__ if name in sys.modules else find_spec(name)
-        origins = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-        others = [path for path in origins if path]
+        others = [*filter(None, [spec.origin, *(spec.submodule_search_locations or ())])] if spec else []
         if not any(Path(path).resolve() in own for path in others):
             raise ConfigError(
                 f"{file}: two modules have the name {name!r}: {own[0]} and "

@@ -17,7 +17,6 @@ from fedcore.profiling import Recorded, absorb, profile, room
 from fedcore.runtime import hide_warnings_of_others, import_quietly, set_threads, threads
 from fedcore.sim.checks import Checked, Real, Whole
 from fedcore.sim.experiment import results
-from fedcore.sim.experiment.config import load_once
 from fedcore.sim.experiment.results import SECONDS, Begun, Copy, Entry, FolderJournal, RoundRecord, SentJournal
 from fedcore.sim.experiment.schema import Trial
 from fedcore.validation import Represented, load_module
@@ -99,7 +98,6 @@ def run_in_this_process(jobs: Iterable[Job], make_engine: "MakeEngine | None", o
     from fedcore.sim.experiment.trial import run_trial
     from fedcore.sim.in_process import InProcess
 
-    load_once.cache_clear()
     raised: list[Exception] = []  # by on_event: the caller's errors end the run
 
     def run(task: _Task) -> None:

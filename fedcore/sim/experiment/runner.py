@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cache, partial
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from fedcore.runtime import build_info
 from fedcore.sim import data
 from fedcore.sim.experiment import results
 from fedcore.sim.experiment.changes import NO_RESULT, changes, combined, differences
-from fedcore.sim.experiment.config import points
+from fedcore.sim.experiment.config import load_once, points
 from fedcore.sim.experiment.executor import Event, Job, OnEvent, run_in_processes, run_in_this_process
 from fedcore.sim.experiment.results import CONFIG, RECORDS, is_complete, parse_tables, rounds_before
 from fedcore.sim.experiment.schema import Experiment, FromRegistry, Key, Trial, changed, error_of, trials
@@ -83,8 +83,8 @@ def _lock(folder: Path, how: int, stack: ExitStack) -> None:
 def default_folder(experiment: Experiment) -> Path:
     """Return ``runs/PRESET-DATE-TIME``, relative to the working directory; if it exists, with -2, -3, ... added."""
     name = f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = (f"{name}-{number}" for number in count(2))
-    return next(folder for each in chain([name], names) if not (folder := Path("runs", each)).exists())
+    folders = (Path("runs", f"{name}-{number}" if number > 1 else name) for number in count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def prepare(
@@ -252,12 +252,9 @@ def with_additions(folder: Path, experiment: Experiment, *, part: bool = False) 
     _check_rounds(folder, begun, experiment, recorded if part else ())
     seeds = [seed for seed in begun.seeds if not part or any(seed == own for _, own in recorded)]
     labels = [method.label for method in begun.algorithms]
-    both = experiment.model_copy(
-        update={
-            "seeds": tuple(dict.fromkeys((*seeds, *experiment.seeds))),
-            "algorithms": (*begun.algorithms, *(one for one in experiment.algorithms if one.label not in labels)),
-        }
-    )
+    methods = *begun.algorithms, *(one for one in experiment.algorithms if one.label not in labels)
+    update = {"seeds": tuple(dict.fromkeys((*seeds, *experiment.seeds))), "algorithms": methods}
+    both = experiment.model_copy(update=update)
     more = changes(experiment.tables(), both.tables())
     return both.model_copy(update={"changes": combined(experiment.changes, more)})
 
@@ -507,6 +504,7 @@ def run_jobs(
         if runner is not None:
             return runner(waiting, imports, on_event)
         if processes == 0 or make_engine is not None:
+            load_once.cache_clear()  # the files of data sets may have changed
             return run_in_this_process(waiting, make_engine, on_event)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return run_in_processes(waiting, processes or cores or 1, imports, on_event)

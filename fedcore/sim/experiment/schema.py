@@ -36,8 +36,6 @@ from fedcore.validation import Registry, Represented, absolute, describe_interva
 LARGEST_STEP = 100.0
 """The largest learning rate that a client may report by default."""
 STEPS = f"(0, {LARGEST_STEP!r}]"
-LONGEST_NAME = 100
-"""The maximum number of characters of a label in a file name; file systems allow 255 for the whole name."""
 WINDOW = 10
 """The default of ``report.window``."""
 SERVER_OPTIMIZERS = {"FedAdagrad": "Adagrad", "FedAdam": "Adam", "FedYogi": "Yogi"}
@@ -861,7 +859,7 @@ class Experiment(Represented, Section):
         if made.local_rule.most_steps is None and least > (made.most_steps or least):
             text = f"{method.label} takes at most {made.most_steps} local steps, but each client does at least {least}"
             raise problem(f"{text}; change its local_steps, or set local.steps={made.most_steps}", *place)
-        key = "momentum" if local.momentum else None if local.clip is None else "clip"
+        key = next((name for name in ("momentum", "clip") if getattr(local, name)), None)
         if key and made.needs_plain_steps:
             text = (
                 f"does not work with {method.label}, which computes control variates from plain SGD steps; remove "
@@ -872,7 +870,7 @@ class Experiment(Represented, Section):
     def _check_network(self) -> None:
         if self.network is None:
             return
-        if key := "keep" if self.evaluate.keep is not None else "best" if self.evaluate.best else None:
+        if key := next((name for name in ("keep", "best") if getattr(self.evaluate, name)), None):
             raise problem("does not work with a network, whose nodes have different models; remove it", "evaluate", key)
         owners: list[tuple[Section, Mapping[str, Any], str]] = [(self, self.rate.model_dump(exclude_none=True), "")]
         owners += [(method, method.rate or {}, f" of {method.label}") for method in self.algorithms]
@@ -957,8 +955,11 @@ class Trial:
 
     @property
     def file_name(self) -> str:
-        """The file name of the record. The position distinguishes labels that differ only in punctuation."""
-        label = re.sub(r"[^a-z0-9]+", "-", self.method.label.lower()).strip("-")[:LONGEST_NAME]
+        """The file name of the record, with 100 characters of the label: file systems allow 255 in all.
+
+        The position distinguishes labels that differ only in punctuation, or in further characters.
+        """
+        label = re.sub(r"[^a-z0-9]+", "-", self.method.label.lower()).strip("-")[:100]
         return f"{self.order}-{label}-seed{self.seed}.jsonl"
 
 

@@ -297,8 +297,7 @@ def make_nodes(trial: Trial, problem: Problem, engine: Engine, saved: Path | Non
         nodes = Nodes.load(saved, lr=lr)
     else:
         q, limits = sizes if network.weights == "examples" else None, Limits(engine.most_steps(algorithm.local_rule))
-        models = [problem.module] * len(sizes)
-        nodes = Nodes(models, network.topology(len(sizes)), lr=lr, q=q, limits=limits)
+        nodes = Nodes([problem.module] * len(sizes), network.topology(len(sizes)), lr=lr, q=q, limits=limits)
     nodes.algorithm = algorithm
     return nodes
 
@@ -409,10 +408,10 @@ def rounds(
     """
     server = parts.server
     for round in range(server.round_number, count):
-        waited = -parts.engine.waited
+        before = parts.engine.waited
         work = _synchronous(parts, round, clock) if parts.course is None else _asynchronous(parts)
         report, facts = work.report, work.facts
-        clock, waited = facts["clock"] or 0.0, waited + parts.engine.waited
+        clock, waited = facts["clock"] or 0.0, parts.engine.waited - before
         start = perf_counter()
         evaluation = parts.evaluate(round, server.x) if evaluate.is_due(round, count) else None
         done = perf_counter()

@@ -33,8 +33,7 @@ DISCONNECTED = 1 - 1e-12
 def mixing_matrix(W: Any, p: int) -> tuple[F64, float]:
     """Return a checked W as float64[p, p], and its zeta."""
     W = W.W if isinstance(W, Topology) else W
-    W = W.toarray() if hasattr(W, "toarray") else W
-    W = own_classes("W", W)
+    W = own_classes("W", W.toarray() if hasattr(W, "toarray") else W)
     try:
         array = np.asarray(W)
     except ValueError:  # rows of different lengths

@@ -509,8 +509,7 @@ class Config:
             settings = ReportSettings.model_validate(tables.get("report", {}))
             notes = str(tables.get("note", "")), inherited_text(tables)
             if share := tables.get("validation"):
-                about = f"evaluated on {100 * share:g} % of each client's training examples (validation)"
-                about += ", not on the test set"
+                about = f"evaluated not on the test set, but on {100 * share:g} % of each client's training examples"
                 notes = "; ".join(filter(None, (notes[0], about))), notes[1]
             return cls(text, *read, tuple(sorted(shifts - {0})), settings, *notes)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -633,9 +632,8 @@ def _are_best(summary: Summary) -> list[bool]:
 def _with_best(summary: Summary) -> DataFrame:
     """Return the summary's table with the best accuracy in bold."""
     table = stats.summary_table(summary)
-    table.iloc[:, 1] = [
-        Bold(one) if best else one for one, best in zip(table.iloc[:, 1], _are_best(summary), strict=True)
-    ]
+    cells = zip(table.iloc[:, 1], _are_best(summary), strict=True)
+    table.iloc[:, 1] = [Bold(cell) if best else cell for cell, best in cells]
     return table
 
 
@@ -690,8 +688,7 @@ def html_table(table: DataFrame) -> str:
     marked = table.map(lambda cell: f"<b>{escape(cell)}</b>" if isinstance(cell, Bold) else escape(cell))
     marked.columns = [escape(heading) for heading in table.columns]
     with option_context("display.max_colwidth", None):
-        text: str = marked.to_html(index=False, escape=False, border=0)
-    return text
+        return str(marked.to_html(index=False, escape=False, border=0))
 
 
 _MARKS = re.compile(

@@ -290,8 +290,7 @@ def summary_csv(summary: Summary) -> str:
 
 def csv_text(table: DataFrame) -> str:
     """Return a table as CSV."""
-    text: str = table.to_csv(index=False, lineterminator="\n")
-    return text
+    return str(table.to_csv(index=False, lineterminator="\n"))
 
 
 def difference_table(records: Sequence[Record]) -> DataFrame:

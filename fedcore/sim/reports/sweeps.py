@@ -26,7 +26,7 @@ from fedcore.files import inside, write_text
 from fedcore.sim.experiment import changes as made
 from fedcore.sim.experiment.changes import NO_RESULT, Change, Changes, differences, incomparable, of_tables, text_of
 from fedcore.sim.experiment.config import from_tables
-from fedcore.sim.experiment.results import CONFIG, Record, runs_in
+from fedcore.sim.experiment.results import CONFIG, RECORDS, Record, runs_in
 from fedcore.sim.experiment.schema import Experiment, Varied
 from fedcore.sim.reports import statistics as stats
 from fedcore.sim.reports.report import FILES, KINDS, Bold, Config, Document, Report, draw_family, read_run, report_on
@@ -242,10 +242,12 @@ def tuned(folder: Path) -> list[Experiment]:
             grids.setdefault(grid_of(own), []).append(label)
             keys = {f"{part.partition('=')[0]}." for point in own for part in point.split(",")}
             varied |= keys | {f"algorithms.{label}.{key}" for key in keys}
-        over = ", ".join(f"{grid} ({', '.join(labels)})" * (len(grids) > 1) or grid for grid, labels in grids.items())
+        over = ", ".join(f"{one} ({', '.join(own)})" if len(grids) > 1 else one for one, own in grids.items())
         changed = [one for one in made.incomparable(of_tables(first)) if not f"{one.key}.".startswith((*varied,))]
         note = f"tuned: only these methods, over {over}, for {records[0].header.rounds} rounds"
-        note += f" (with {text_of(changed)})" * bool(changed) + f", on seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+        note += (
+            f" (with {text_of(changed)})" if changed else ""
+        ) + f", on seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
         note += f" and on {data} ({folder / preset}). {'. '.join(notes)}."
         experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note[:1000]}))
     if not experiments:
@@ -473,13 +475,9 @@ def _presets(folder: Path, report: Mapping[str, Any] = MappingProxyType({})) -> 
     found: dict[str, Runs] = {}
     others: list[Path] = []
     for config in sorted(folder.rglob(CONFIG)):
-        run = config.parent
-        try:
-            records, own = read_run(run, report)
-        except MissingDataError:
-            if any((run / "records").glob("*.jsonl")):
-                raise
+        if not any(((run := config.parent) / RECORDS).glob("*.jsonl")):
             continue  # not begun yet
+        records, own = read_run(run, report)
         preset = records[0].header.preset
         if Path(preset).is_absolute() or ".." in Path(preset).parts:
             others.append(run)

@@ -56,32 +56,17 @@ def test_rows_on_clients_are_refused_by_who_keeps_none(method):
 def test_one_s_own_loop_is_asked_for_what_its_row_adds():
     def work(message):
         task, module = Task.of(message), make_module()
-        module.load_state_dict(task.arrays.to_torch_state_dict())
         for parameter in module.parameters():
             parameter.grad = torch.ones_like(parameter)
         with pytest.raises(ArrayError, match=r"^own\b"):
             task.correct(module)
-        task.correct(module, own=np.full(task.layout.n_parameters, 2, np.float32))
-        assert all((parameter.grad == 3).all() for parameter in module.parameters())
+        task.correct(module, own=(own := np.full(task.layout.n_parameters, 2, np.float32)))
+        assert all((one.grad == (1 if name == "0.bias" else 3)).all() for name, one in module.named_parameters())
+        with pytest.raises(ArrayError, match=r"^module: lacks the tensor '0\.weight'"):
+            task.correct(module[0], own=own)
         return task.reply(module, steps=1, examples=1, control=np.zeros(task.layout.n_parameters, np.float32))
 
-    strategy, _ = run("SCAFFOLD", one_app(work), 1, placement="client")
-    assert strategy.failures == []
-    assert len(strategy.reports[0].accepted) == 2
-
-
-def test_personal_parameters_keep_their_gradients():
-    def work(message):
-        task, module = Task.of(message), make_module()
-        for parameter in module.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        task.correct(module)
-        assert (module[0].bias.grad == 1).all()
-        with pytest.raises(ArrayError, match=r"^module: lacks the tensor '0\.weight'"):
-            task.correct(module[0])
-        return task.reply(module, steps=1, examples=1)
-
-    strategy, _ = run("FedProx", one_app(work), 1, parts={"personal": ["0.bias"]})
+    strategy, _ = run("SCAFFOLD", one_app(work), 1, placement="client", parts={"personal": ["0.bias"]})
     assert strategy.failures == []
     assert len(strategy.reports[0].accepted) == 2
 

@@ -103,18 +103,3 @@ def test_a_call_without_messages_waits_for_the_late_replies():
     replies = list(streaming.send_and_receive([], timeout=20))
     assert [reply.metadata.reply_to_message_id for reply in replies] == numbers
     assert time.monotonic() - start < 10
-
-
-def test_an_unreadable_reply_does_not_affect_those_of_the_same_pull():
-    grid = echoing()
-    pull = grid.pull_messages
-
-    def pull_all_but_one(numbers):
-        if "message 1" in numbers:
-            raise ValueError("no message")
-        return pull(numbers)
-
-    grid.pull_messages = pull_all_but_one
-    messages = [Message(RecordDict(), node, "train") for node in NODES]
-    replies = list(StreamingGrid(grid, at_once=len(NODES)).send_and_receive(messages, timeout=20))
-    assert [reply.has_error() for reply in replies] == [False, True, False, False, False]

@@ -63,19 +63,10 @@ def test_a_module_may_have_a_buffer_that_the_server_takes_for_a_parameter(algori
         np.testing.assert_allclose(found.params[name], tensor, rtol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["SCAFFOLD", MBSTORM()], ids=str)
-def test_personal_tensors_stay_at_the_client(algorithm):
-    trainers = {site: Trainer(torch.nn.Linear(2, 3)) for site in "ab"}
-
-    def work(site):
-        return lambda got: trainers[site].train(got, INPUTS, LABELS, [np.arange(6)])
-
-    sites = {site: work(site) for site in trainers}
-    parts = {"personal": ["bias"]}
-    controller = LocalController(sites, MODEL, algorithm, lr=0.1, num_rounds=2, parts=parts)
-    controller.run()
-    assert [len(report.accepted) for report in controller.reports] == [2, 2]
-    assert all(not (trainer.model.module.bias == 0).any() for trainer in trainers.values())
+def test_personal_tensors_start_from_the_module_s_values():
+    (message := received("FedProx")).params.pop("bias")
+    torch.nn.init.constant_((module := torch.nn.Linear(2, 3)).bias, 7)
+    np.testing.assert_allclose(train(message, module=module).params["bias"], 7, atol=0.1)
 
 
 def test_a_module_whose_copy_lacks_a_hook_is_refused_where_a_copy_is_needed():

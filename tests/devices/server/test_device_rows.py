@@ -70,11 +70,11 @@ def test_memory_is_pinned_while_rows_go_through_it(refused, cuda_driver, monkeyp
 
 def test_rows_are_on_the_device_and_in_the_store(rows):
     write(rows, {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}, round=0)
-    assert rows.cached == 3  # those that were written last
+    assert len(rows._cache) == 3  # those that were written last
     assert in_store(rows) == held(rows) == [1, 2, 3, 4, 5, 0, 0, 0]
-    assert rows.cached >= 3
+    assert len(rows._cache) >= 3
     write(rows, {1: 7}, round=1)
-    assert rows.cached in (2, 3)
+    assert len(rows._cache) in (2, 3)
     assert in_store(rows) == held(rows) == [1, 7, 3, 4, 5, 0, 0, 0]
 
 
@@ -102,7 +102,7 @@ def test_a_cohort_larger_than_the_bound(rows):
             row.copy_from(np.full(n, 10 + i, np.float32))
     assert len(rows._staged) <= 7
     rows.commit(1)
-    assert rows.cached == 3
+    assert len(rows._cache) == 3
     assert in_store(rows) == held(rows) == [10, 11, 12, 13, 14, 15, 16, 17]
 
 
@@ -204,10 +204,10 @@ def test_a_commit_is_retried_after_a_failed_copy(rows, cuda_driver, call, after)
 def test_a_cohort_is_prefetched_though_no_row_stays(cuda_driver):
     with DeviceStore(ClientStore(8, n), "cuda:0", cached_rows=0) as rows:
         write(rows, {i: i + 1 for i in range(8)}, round=0)
-        assert rows.cached == 0
+        assert len(rows._cache) == 0
         rows.prefetch(range(6))
         rows._settle()
-        assert rows.cached == 6
+        assert len(rows._cache) == 6
         cuda_driver.calls()
         assert [float(to_host(row)[0]) for row in rows.rows_of(range(3))] == [1, 2, 3]
         for client, row in enumerate(rows.stage_all(range(3))):
@@ -218,7 +218,7 @@ def test_a_cohort_is_prefetched_though_no_row_stays(cuda_driver):
             "the next fold's are here"
         )
         rows.commit(1)
-        assert rows.cached == 0
+        assert len(rows._cache) == 0
         assert in_store(rows) == held(rows) == [11, 12, 13, 4, 5, 6, 7, 8]
 
 
@@ -246,7 +246,7 @@ def test_an_undo_of_cached_staged_and_in_flight_rows(cuda_device, tmp_path):
             rows.stage_all([client])[0].copy_from(np.full(n, 9, np.float32))
         rows.prefetch([0, 1, 2])
         assert rows.undo()
-        assert rows.cached == 1, "a rolled back row uses no memory of the device"
+        assert len(rows._cache) == 1, "a rolled back row uses no memory of the device"
         assert in_store(rows) == held(rows) == [1, 2, 0, 0, 0, 0, 0, 0]
         assert_every_slot_is_known(rows)
         assert not rows.undo()

@@ -85,15 +85,12 @@ def test_test_examples_are_the_clients_own_or_those_of_their_classes():
 
 
 def test_an_objective_without_clients_is_rejected():
-    everyone = "{0=2, 1=2, 2=2, 3=2, 4=2}"
-    for experiment, order, round in (
-        (arriving(f"participation.arrivals={everyone}"), 0, 0),
-        (departing(f"participation.departures={everyone}"), 1, 2),
-    ):
+    changes = [f"participation.{kind}={{0=2, 1=2, 2=2, 3=2, 4=2}}" for kind in ("arrivals", "departures")]
+    for experiment, order, round in ((arriving(changes[0]), 0, 0), (departing(changes[1]), 1, 2)):
         with pytest.raises(RangeError, match=f"^objective: no client counts in round {round}"):
             build(Trial(experiment, order, 0))
-    build(Trial(departing(f"participation.departures={everyone}"), 0, 0))  # they stay in the objective
-    build(Trial(departing(f"participation.departures={everyone}", "rounds=2"), 1, 0))
+    build(Trial(departing(changes[1]), 0, 0))  # they stay in the objective
+    build(Trial(departing(changes[1], "rounds=2"), 1, 0))
 
 
 @pytest.mark.parametrize(("make", "order"), [(arriving, 0), (departing, 0), (departing, 1)])

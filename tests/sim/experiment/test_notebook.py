@@ -51,9 +51,8 @@ def test_runs_within_a_second_have_their_own_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2)))
     for name in ("", "-2", "-3"):
-        folder = runner.default_folder(load_preset("quickstart"))
+        (folder := runner.default_folder(load_preset("quickstart"))).mkdir(parents=True)
         assert folder == Path(f"runs/quickstart-20260102-000000{name}")
-        folder.mkdir(parents=True)
 
 
 def test_a_run_that_fails_raises(tmp_path, monkeypatch):
@@ -75,27 +74,21 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch):
 
 
 def test_corrected_files_and_definitions_are_used(tmp_path, monkeypatch):
-    file, hashes = tmp_path / "clients.csv", []
+    file, hashes = tmp_path / "clients.csv", set()
 
     def load(columns: list[int], scale=1):
-        clients = np.loadtxt(file, int)
-        x = scale * np.eye(4, dtype=np.float32)[:, columns].repeat(3, 0)
+        x, clients = scale * np.eye(4, dtype=np.float32)[:, columns].repeat(3, 0), np.loadtxt(file, int)
         return data.from_arrays(x, clients % 2, x, clients % 2, clients=clients)
 
-    def make(outputs=2):
-        return nn.Sequential(nn.Linear(2, outputs))
-
+    own = {"data": {"name": "mine", "columns": [2, 0]}, "model": {"name": "own"}, "partition": {"name": "natural"}}
     for clients, scale in ((2, 1), (3, 1), (3, 2)):
         file.write_text("\n".join(str(row % clients) for row in range(12)))
         monkeypatch.setitem(data.REGISTRY, "mine", data.Source(partial(load, scale=scale), "", [2], 2))
-        changes = {"data": {"name": "mine", "columns": [2, 0]}, "model": {"name": "own"}, "algorithms": ["FedAvg"]}
-        changes |= {"partition": {"name": "natural"}, "participation": {"name": "Always"}, "rounds": 1}
-        monkeypatch.setitem(nets.REGISTRY, "own", partial(make, 3))
+        monkeypatch.setitem(nets.REGISTRY, "own", partial(nn.Linear, 2, 3))
         with pytest.raises(ConfigError, match="must have 2 outputs"):
-            load_preset("quickstart", changes)
-        monkeypatch.setitem(nets.REGISTRY, "own", make)
-        folder = tmp_path / f"{clients} {scale}"
-        assert run_experiment(load_preset("quickstart", changes), folder, jobs=0) == []
-        assert facts(folder)["partition"]["clients"] == clients
-        hashes += [header.data for header, _ in records_in(folder).values()]
-    assert len(set(hashes)) == 3
+            load_preset("quickstart", own)
+        monkeypatch.setitem(nets.REGISTRY, "own", partial(nn.Linear, 2, 2))
+        out = fedcore.sim.experiment.run("quickstart", out=tmp_path / f"{clients} {scale}", **own, **SMALL).folder
+        assert facts(out)["partition"]["clients"] == clients
+        hashes |= {header.data for header, _ in records_in(out).values()}
+    assert len(hashes) == 3
