@@ -468,7 +468,7 @@ class Settings:
         return self.policy.max_staleness
 
     @cached_property
-    def asked(self) -> Limits:
+    def all_limits(self) -> Limits:
         """The limits, with ``max_steps`` lowered to the number of steps that the method sets."""
         most = self.algorithm.most_steps
         return self.limits if most is None else replace(self.limits, max_steps=min(most, self.limits.max_steps))
@@ -570,7 +570,7 @@ class Settings:
             must = "stay None, because this server averages models" if self.averages_models else "not become None"
             raise RangeError(f"server_lr: must {must}; or create a new server from tensors()")
         before, after = self.rules.private, changed.rules.private
-        if (before and (before.seed,)) != (after and (after.seed,)):
+        if (before is None) != (after is None) or (before and after and before.seed != after.seed):
             raise RangeError(
                 "aggregation: a server has PrivateMean, and its seed, in all rounds or in none; create a new server"
             )

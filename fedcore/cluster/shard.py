@@ -420,7 +420,7 @@ class Shard:
     def _keep(self, batch: UpdateBatch, squares: F64) -> None:
         self._opened.tried = UpdateBatch()
         if len(batch):
-            batch.count(squares, self._state.settings, self._state.round_number)
+            batch.settle(squares, self._state.settings, self._state.round_number)
             self._opened.folded.append(batch)
 
     @ieee

@@ -32,7 +32,7 @@ from fedcore.server.groups import read_tensors, sent_groups, vector_of
 from fedcore.server.opening import Asked, require_audit, require_named_rates, require_saved
 from fedcore.server.report import Diagnostics
 from fedcore.server.requests import Change, ChangeOptions, ModelVector, Offset, Shared, VectorQuery
-from fedcore.server.state import AwaitedClients, NewClients, OpenStep, State
+from fedcore.server.state import AwaitedClients, NewClients, State
 from fedcore.server.step import Population, PreparedStep, Snapshot
 from fedcore.server.update import Kind, SentSlices, SlicedVector, Slices, Update, as_vector, read_vector
 from fedcore.server.validation import ReadUpdate, UpdateReader, read_control
@@ -345,7 +345,7 @@ class ShardedState(State):
             raise ClusterError("round: a shard was lost and the round was rolled back; open it again")
 
     def take_step(
-        self, opened: OpenStep, result: Any, batch: UpdateBatch, norms: Mapping[str, Any], rejected: Sequence[Any]
+        self, opened: Any, result: Any, batch: UpdateBatch, norms: Mapping[str, Any], rejected: Sequence[Any]
     ) -> tuple[PreparedStep, Diagnostics]:
         """See ``State``. Each shard takes the step of its range."""
         before, opening = self.snapshot, self.coordinator.openings

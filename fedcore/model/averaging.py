@@ -54,7 +54,7 @@ def aggregate(
     - A counter (an integer scalar of 32 or 64 bits, or ``num_batches_tracked``) becomes its largest value.
     - Other integers, bools and float tensors with infinities (masks) are constants. They must be equal in all models.
 
-    Numbers that are equal in all models keep their bits.
+    Numbers of at most 32 bits that are equal in all models stay so; float64 numbers may change in the last bit.
 
     Args:
         models: k models with the same names and shapes: a sequence, a mapping from client ids to models, or an
@@ -396,7 +396,7 @@ class Sums:
         others = dict[str, Any]()
         for name, form in self._plan.items():
             if not form.is_averaged:
-                others[name] = _settled(name, form, ["client 0", label][-1 - i :], [*self._others, named])
+                others[name] = _settled(name, form, ["client 0", label] if i else [label], [*self._others, named])
                 continue
             row = _row(f"{label}, {name}", named[name], form)
             if not is_finite(row):

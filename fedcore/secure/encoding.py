@@ -126,7 +126,7 @@ class Encoding(Checked):
         """Return the encoding without digests."""
         settings = server.settings
         server.require_partial_sums(has_noise=True)
-        limits, weights, rule, layout = settings.asked, _weights(settings), settings.rules.private, settings.layout
+        limits, weights, rule, layout = settings.all_limits, _weights(settings), settings.rules.private, settings.layout
         most, noise, honest, fewest = limits.max_norm, 0.0, 0, 0
         if rule is not None:
             most, noise, honest, weights = rule.clip, rule.noise, _honest(server, colluding), "uniform"

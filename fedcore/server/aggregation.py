@@ -119,7 +119,7 @@ class UpdateBatch:
         """Return s(tau) of the updates in a round, float64[k]; None if the policy has no discount."""
         return policy.discounts(round - self.starts) if policy.discount else None
 
-    def count(self, squares: F64, settings: Settings | None = None, round: int = 0) -> None:
+    def settle(self, squares: F64, settings: Settings | None = None, round: int = 0) -> None:
         """Store |h_i|^2 of the folded updates from ``squares``, float64[k], before the discounts of these settings.
 
         Drop second vectors, and the vectors, unless a robust rule needs them until the step.
@@ -488,7 +488,7 @@ class Sum:
             squares = kernels.accumulate(None, batch.bases, ys, scales, weights, out=self._spare)
         if not self._fits(squares, weights):
             return None
-        batch.count(squares)
+        batch.settle(squares)
         return Result(self._spare, None, self._spare[:0], W, W, at_once=True)
 
     def join(self, words: ExactSum, batch: UpdateBatch, changes: ExactSum | None = None) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from inspect import isclass
 from itertools import combinations
 from typing import Any
@@ -94,14 +94,17 @@ FEATURES: dict[str, Callable[[Settings, Storage, Compute], Any]] = {
 """For each feature, whether a server uses it: False, True, or what an error shows. The caller names the last five."""
 
 
+UNWRITTEN = "this is not implemented"
+
+
 @dataclass(frozen=True)
 class Conflict:
     """Two features that do not combine, why, and what to do."""
 
     a: str
     b: str
-    because: str
-    instead: str
+    because: str = UNWRITTEN
+    instead: str = "leave it out"
 
     def explained(self, used: dict[str, Any]) -> str:
         """Return the error of a server; ``used`` are its features."""
@@ -109,7 +112,6 @@ class Conflict:
         return f"{a}: does not combine with {b}, because {self.because}; {self.instead}"
 
 
-UNWRITTEN = "this is not implemented"
 _PATH = 'pass Storage(path=...), or when loading medium="mmap", or leave it out'
 _STORE, _ELEMENTWISE = "pass storage=Storage(path=...)", "use another, or set elementwise = True on its class"
 _BOUND = "put ClipToMedian() or RejectLong() before the rule, or set Limits(max_norm=)"
@@ -173,10 +175,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
 )
 """Features, others with which each does not combine, the reason (default: ``UNWRITTEN``), and what to do."""
 
-TABLE = tuple((a, b, *rest, *(UNWRITTEN, "leave it out")[len(rest) :]) for a, b, *rest in _ROWS)
-CONFLICTS = tuple(
-    Conflict(a, b, *rest) for some, others, *rest in TABLE for a in some.split("|") for b in others.split("|")
-)
+TABLE = tuple(Conflict(*row) for row in _ROWS)
+CONFLICTS = tuple(replace(row, a=a, b=b) for row in TABLE for a in row.a.split("|") for b in row.b.split("|"))
 """All pairs that do not combine."""
 
 
@@ -270,7 +270,7 @@ def combines(*features: str | Rule | Algorithm) -> Combination:
 
 def table() -> list[list[str]]:
     """Return the table: features, those with which each does not combine, why, and what to do."""
-    return [[cell.replace("|", ", ") for cell in row] for row in TABLE]
+    return [[cell.replace("|", ", ") for cell in astuple(row)] for row in TABLE]
 
 
 def _fit(A: type[Rule], B: type[Rule], one: Any, other: Any) -> bool:

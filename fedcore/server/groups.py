@@ -203,7 +203,7 @@ class GroupSums:
 
     def _keep(self, name: str, part: UpdateBatch, squares: Any) -> None:
         if len(part):
-            part.count(squares, self._state.settings, self._state.round_number)
+            part.settle(squares, self._state.settings, self._state.round_number)
             self._folded[name].append(part)
 
     def _parts(self, batch: UpdateBatch) -> Iterator[tuple[str, UpdateBatch, Any]]:

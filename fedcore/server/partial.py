@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedcore.algorithms import Claims
 from fedcore.arrays import F64, empty, to_host
-from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
+from fedcore.errors import ArrayError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.model import Layout
 from fedcore.options import Settings, describe
@@ -25,7 +25,7 @@ from fedcore.server.state import State
 from fedcore.server.update import raises_fedcore_errors
 from fedcore.server.validation import LEAST_EXAMPLES, SMALLEST, SentRates, Weighing, batch_of, settle_counters
 from fedcore.store.registry import ClientId, canonical
-from fedcore.validation import Represented, check_integer, is_integer, rejection_reason, short_repr, shorten
+from fedcore.validation import Represented, check_integer, is_integer, short_repr, shorten
 
 MAGIC = b"fedcore partial sum 2\n"
 GRID = (-10, -60)
@@ -201,7 +201,7 @@ def fingerprint(settings: Settings, state: State) -> str:
 
 
 class PartialSums:
-    """The partial sums of an open round: the sums to add, and the sum to return."""
+    """The partial sums of an open round: those to add, and the one to return."""
 
     def __init__(self, settings: Settings, state: State, weighing: Weighing) -> None:
         self._settings, self._state, self._weighing = settings, state, weighing
@@ -211,45 +211,30 @@ class PartialSums:
         """The open round's ``fingerprint``."""
         return fingerprint(self._settings, self._state)
 
-    def join(
-        self,
-        total: Callable[[], Any],
-        partial: PartialSum | bytes,
-        own: set[ClientId] | None,
-        known: set[ClientId],
-        settle: Callable[[UpdateBatch], str | None],
-    ) -> tuple[UpdateBatch, list[tuple[ClientId, str]]] | str:
-        """Add a partial sum to the round; return its updates and rejections, or the reason why the round rejects it.
+    def read(
+        self, partial: PartialSum | bytes, own: set[ClientId] | None, known: set[ClientId]
+    ) -> tuple[PartialSum, UpdateBatch]:
+        """Return a partial sum and its updates; raise FedcoreError if the round must reject it.
 
-        It may contain the clients ``own`` (default: all), but no client of the round, ``known``. ``settle`` returns why
-        these updates do not fit the round, because only some have examples, or None. It may begin the round again, so
-        ``total`` returns the sums that are valid then.
+        It may contain the clients ``own`` (default: all), but no client of the round, ``known``.
         """
-        try:
-            sent = read_partial_sum(partial)
-            if (private := self._settings.rules.private) is not None and not sent.noise >= private.noise:
-                raise RangeError(f"noise={sent.noise}: a private round needs sums with the noise {private.noise:g}")
-            batch = self._checked(sent)
-            if again := known.intersection(batch.clients):
-                raise RangeError(f"clients: the round already has an update of {min(map(repr, again))}")
-            self._require_own(sent, own)
-            if self._weighing.reads_examples and len(set(batch.sources.tolist())) > 1:
-                raise RangeError("examples: some clients report a number and some do not; all or none must")
-            if self._settings.algorithm.weighs_claims:
-                self._weighing.count_known_examples(batch)
-            self._weighing.weigh(batch)
-            if not np.array_equal(batch.weights, sent.weights):
-                is_sized = self._state.population.is_sized
-                how = "and n_k; create the edge with this server's sizes" if is_sized else "alone, without sizes n_k"
-                raise RangeError(f"weights: they differ from those that the method computes from the claims {how}")
-            if (reason := settle(batch)) is not None:
-                return reason
-            of_groups = () if sent.group_squares is None else (sent.group_squares,)
-            if not total().join(sent.sum, batch, sent.changes, *of_groups):
-                raise RangeError("high: the round's exact sum would overflow")
-        except FedcoreError as error:
-            return rejection_reason(error)
-        return batch, [(client, shorten(reason)) for client, reason in sent.rejected]
+        sent = read_partial_sum(partial)
+        if (private := self._settings.rules.private) is not None and not sent.noise >= private.noise:
+            raise RangeError(f"noise={sent.noise}: a private round needs sums with the noise {private.noise:g}")
+        batch = self._checked(sent)
+        if again := known.intersection(batch.clients):
+            raise RangeError(f"clients: the round already has an update of {min(map(repr, again))}")
+        self._require_own(sent, own)
+        if self._weighing.reads_examples and len(set(batch.sources.tolist())) > 1:
+            raise RangeError("examples: some clients report a number and some do not; all or none must")
+        if self._settings.algorithm.weighs_claims:
+            self._weighing.count_known_examples(batch)
+        self._weighing.weigh(batch)
+        if not np.array_equal(batch.weights, sent.weights):
+            is_sized = self._state.population.is_sized
+            how = "and n_k; create the edge with this server's sizes" if is_sized else "alone, without sizes n_k"
+            raise RangeError(f"weights: they differ from those that the method computes from the claims {how}")
+        return sent, batch
 
     def _require_own(self, partial: PartialSum, own: set[ClientId] | None) -> None:
         if own is None:
@@ -344,7 +329,7 @@ class PartialSums:
             buffers = np.full(int(partial.has_buffers[has].sum()), longest)
             _require_length("high of buffers", words.cut(slice(of, None)), buffers)
         if changes is not None:
-            most = longest if (max_norm := self._settings.asked.max_norm) is None else min(longest, max_norm)
+            most = longest if (max_norm := self._settings.all_limits.max_norm) is None else min(longest, max_norm)
             _require_length("changes", changes, np.full(len(partial.clients), most))
 
     @raises_fedcore_errors
@@ -364,7 +349,7 @@ class PartialSums:
 
     def _bounds(self, partial: PartialSum, longest: float) -> Iterator[Bound]:
         """Yield the interval of each column; later intervals depend on earlier columns."""
-        settings, limits, steps = self._settings, self._settings.asked, partial.steps
+        settings, limits, steps = self._settings, self._settings.all_limits, partial.steps
         total, longest_part = [0, LARGEST], partial.squares
         if (squares := partial.group_squares) is not None:
             for own in squares:

@@ -127,7 +127,7 @@ class Rejected:
         listed: the listed clients and reasons.
     """
 
-    def __init__(self, warn: Callable[[], object] = int) -> None:
+    def __init__(self, warn: Callable[[], object] = lambda: None) -> None:
         self._warn, self._total = warn, 0
         self.last: tuple[Any, str] = None, ""
         self.listed: list[tuple[Any, str]] = []
@@ -159,7 +159,7 @@ class Rejected:
         self._total += 1
         count = self._counts.get(client, 0)
         if (count or not is_known) and (count >= MOST_OF_CLIENT or len(self.listed) >= MOST_LISTED):
-            warn, self._warn = self._warn, int
+            warn, self._warn = self._warn, lambda: None
             warn()
         else:
             self._counts[client] = count + 1

@@ -210,10 +210,9 @@ class ReplaceX(Change):
         own = {piece.name: self.counters[piece.name] for piece in layout.outside if piece.name in self.counters}
         after = now.with_replacement()._replace(x=x, counters={**now.counters, **own})
         # Without a step yet, g estimates no gradient at x_prev.
-        if not state.settings.algorithm.direction.b or not (
-            combined_square(state.reducer, [now.x, now.x_prev], [1, -1])
-            or combined_square(state.reducer, [now.momentum], [1])
-        ):
+        pairs = ([now.x, now.x_prev], [1, -1]), ([now.momentum], [1])
+        sends_x_prev = state.settings.algorithm.direction.b
+        if not (sends_x_prev and any(combined_square(state.reducer, *pair) for pair in pairs)):
             after = after._replace(x_prev=x)
         if now.ahead is not None:
             p, ahead = layout.n_parameters, copied(x)

@@ -403,15 +403,10 @@ class Round(OpenRound):
                     raise RoundError(f"client {client!r}: {SECOND}")
                 self._reader.check_claims(update)
             self._staging.make_room(client, self._settings.limits.max_open)
+            vector = self._staging.get()[: layout.n_parameters if kind == "gradient" else layout.n]
+            control = None if algorithm.second_vector is None else self._staging.get()[: layout.n_parameters]
         except FedcoreError as error:
             self._rejected.append((client, rejection_reason(error)))
-            raise
-        n = layout.n_parameters if kind == "gradient" else layout.n
-        try:
-            vector = self._staging.get()[:n]
-            control = None if algorithm.second_vector is None else self._staging.get()[: layout.n_parameters]
-        except StoreError as error:
-            self._rejected.append((client, str(error)))
             raise
         incoming = Incoming(layout, update._replace(client=client), vector, control, self)
         self._staging.begun[client] = ref(incoming)
@@ -440,8 +435,9 @@ class Round(OpenRound):
                 replies = self._add_new(given)
             if replies is not None:
                 return replies
-            ways = (self._add_one,) if len(given) == 1 else (self._add_plain, self._add_new, self._add_one)
-            return [reply for one in given for reply in next(filter(None, (way([one]) for way in ways)))]
+            if len(given) == 1:
+                return self._add_one(given)
+            return [(self._add_plain([u]) or self._add_new([u]) or self._add_one([u]))[0] for u in given]
         finally:
             if self.attendance.policy.grace and self.is_open:
                 self.attendance.note(self._accepted, self._rejected)
@@ -476,14 +472,20 @@ class Round(OpenRound):
         self._require_partial_sums("masked sums" if has_noise else "edges")
         own = None if clients is None else {self._clients.check(client) for client in clients}
         self._fold_held()
-        joined = self._partials.join(lambda: self._sum, partial, own, self._accepted, self._settle_examples)
+        try:
+            sent, batch = self._partials.read(partial, own, self._accepted)
+            of_groups = () if sent.group_squares is None else (sent.group_squares,)
+            reason = self._settle_examples(batch)
+            if reason is None and not self._sum.join(sent.sum, batch, sent.changes, *of_groups):
+                reason = "high: the round's exact sum would overflow"
+        except FedcoreError as error:
+            reason = rejection_reason(error)
         self._bytes += bytes_of(partial)
         self._seconds += time.perf_counter() - began
-        if isinstance(joined, str):
-            self._rejected.append((sender, joined), is_known=sender in self._clients)
-            return Reply("rejected", joined)
-        batch, rejected = joined
-        for one in rejected:  # of an edge, which may name any client
+        if reason is not None:
+            self._rejected.append((sender, reason), is_known=sender in self._clients)
+            return Reply("rejected", reason)
+        for one in sent.rejected:  # of an edge, which may name any client
             self._rejected.append(one, is_known=one[0] in self._clients)
         if len(batch):
             self._summed.update(batch.clients)
@@ -914,7 +916,7 @@ class Round(OpenRound):
             self._abort()
             raise
         if len(batch):
-            batch.count(squares, self._settings, self._number)
+            batch.settle(squares, self._settings, self._number)
             self._folded.append(batch)
 
     def _leave_out(self, batch: UpdateBatch, decision: Decision) -> None:
@@ -930,10 +932,7 @@ class Round(OpenRound):
             self._rejected.append((batch.clients[i], reason))
         if decision.undecided.any():
             self._undecided.append(undecided := batch.chosen(decision.undecided))
-            if not (self._may_hold or self._keeps_vectors):
-                device = self._settings.device
-                undecided.vectors = [immutable_copy(y, device) for y in undecided.vectors]
-                undecided.controls = [immutable_copy(control, device) for control in undecided.controls]
+            self._own(undecided, is_safe=self._may_hold or self._keeps_vectors)
 
     @ieee
     def finish(self) -> Report:

@@ -907,7 +907,8 @@ class Server(Represented, Unpicklable):
         or 16-bit floats in a list are copied before the fold: 4 n bytes for each.
         """
         # A list keeps its arrays until this call returns, and other threads must not change them: one pass folds all.
-        lazy = not isinstance(updates, list | tuple) and {"__iter__", "__getitem__"} & {*dir(updates)}
+        is_iterable = hasattr(updates, "__iter__") or hasattr(updates, "__getitem__")
+        lazy = is_iterable and not isinstance(updates, list | tuple | str | bytes)
         given = None if lazy else listed("updates", updates)
         batch_size = self.settings.batch_size if given is None else len(given) + 1
         with span("round", self._backend), self._open(batch_size, may_hold=given is not None) as opened:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from logging import INFO, WARNING, Logger
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -290,12 +290,6 @@ class AwaitedClients:
         line = f"x is unchanged: waiting for {count} of {now[1]} clients: {', '.join(map(repr, missing))}{more}"
         hint = "; use MIFA(wait=False) to start without them, or remove_client() to remove one" if warns else ""
         logger.log(level, "%s%s", line, hint)
-
-
-class OpenStep(Protocol):
-    """A round as its commit sees it."""
-
-    is_open: bool
 
 
 class State:
@@ -733,20 +727,24 @@ class State:
             return None
         x.setflags(write=False)
         number, transactions = now.round_number + 1, now.transactions + 1
-        moved: dict[str, Any] = {"x": x, "x_prev": x, "momentum": v, "gamma": gamma}
+        moved: dict[str, Any] = {"x": x, "x_prev": x, "momentum": v}
+        moved |= {"gamma": gamma, "gamma_lr": rate_at(self.settings.lr, now.round_number)}
         after = now._replace(**moved, norms=norms, changed={}, round_number=number, transactions=transactions)
         step = PreparedStep(now, result, None, after, gamma=gamma)  # type: ignore[arg-type]  # without a ``Cohort``
         return step, Diagnostics(None, v_square / (share * result.W) ** 2)
 
     def take_step(
         self,
-        opened: OpenStep,
+        opened: Any,
         result: Any,
         batch: UpdateBatch,
         norms: Mapping[str, Floats],
         rejected: Sequence[tuple[ClientId, str]],
     ) -> tuple[PreparedStep, Diagnostics]:
-        """Take the step of a round, measure it and commit it; see ``prepare``. ``rejected`` is for the audit."""
+        """Take the step of a round, measure it and commit it; see ``prepare``.
+
+        ``opened`` is the round, or a shard's record of it. ``rejected`` is for the audit.
+        """
         # Groups and shards have other sums.
         if isinstance(result, Result) and result.at_once and (step := self._step_along_mean(result, norms)) is not None:
             self.commit(step[0].after, opened)
@@ -760,7 +758,7 @@ class State:
         self.commit(prepared.after, opened, facts)
         return prepared if facts is None else prepared._replace(after=self.snapshot), found
 
-    def commit(self, after: Snapshot, opened: OpenStep, facts: Document | None = None) -> None:
+    def commit(self, after: Snapshot, opened: Any, facts: Document | None = None) -> None:
         """Commit a round's snapshot, and close the round."""
         if not opened.is_open:
             raise RoundError("round: it was aborted before it was finished")

@@ -730,7 +730,7 @@ def farthest_gamma(settings: Settings, now: Snapshot) -> float:
     """Return the largest possible ``step_length`` of this round, unless the method's step sets gamma."""
     if (gamma := claimless_gamma(settings, now)) is not None:
         return gamma
-    lr, limits = rate_at(settings.lr, now.round_number), settings.asked
+    lr, limits = rate_at(settings.lr, now.round_number), settings.all_limits
     return max(limits.max_client_lr or lr, lr, now.gamma) * limits.max_steps
 
 

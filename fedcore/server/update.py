@@ -11,7 +11,7 @@ from hashlib import blake2b
 from importlib import import_module
 from mmap import mmap
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 from weakref import ref
 
 import numpy as np
@@ -643,18 +643,6 @@ class Staging:
         return np.frombuffer(map_file(folder, max(4 * self._pool.length, 1), mmap), np.float32)
 
 
-class OpenForUpdates(Protocol):
-    """What ``Incoming`` needs of its round."""
-
-    is_open: bool
-
-    def add_batch(self, updates: Sequence[Update]) -> list[Reply]:
-        """See ``Round``."""
-
-    def reject(self, client: ClientId, reason: str) -> None:
-        """See ``Round``."""
-
-
 class Incoming:
     """One client's update that arrives in pieces, from ``Round.begin``. It counts as a whole or not at all.
 
@@ -673,8 +661,8 @@ class Incoming:
     array([1., 2., 3., 4.], dtype=float32)
     """
 
-    def __init__(self, layout: Layout, claims: Update, vector: F32, control: F32 | None, round: OpenForUpdates) -> None:
-        self._layout, self._claims, self._round = layout, claims, round
+    def __init__(self, layout: Layout, claims: Update, vector: F32, control: F32 | None, round: Any) -> None:
+        self._layout, self._claims, self._round = layout, claims, round  # a ``Round``, whose module imports this one
         self._vector: F32 | None = vector
         self._control = control
         places = {piece.name: slice(piece.start, piece.stop) for piece in layout.slices if piece.stop <= len(vector)}
@@ -749,7 +737,8 @@ class Incoming:
         if self._outside or len(tensors) < whole:
             named = self._layout.unflatten(vector)
             value = {name: named[name] for name in tensors} | self._outside
-        return self._round.add_batch([claims._replace(value=value, control=control, keep=True)])[0]
+        replies: list[Reply] = self._round.add_batch([claims._replace(value=value, control=control, keep=True)])
+        return replies[0]
 
     def abandon(self) -> None:
         """Drop the update, which leaves no trace."""

@@ -626,7 +626,7 @@ class UpdateReader:
     def check_claims(self, update: Update) -> Update:
         """Return an update with checked plain numbers; raise RangeError if one is invalid, or its round is missing."""
         rounds = range(self.oldest(), self._state.round_number + 1)
-        update = check_claims(update, self._settings.asked, rounds)
+        update = check_claims(update, self._settings.all_limits, rounds)
         if self._settings.policy.buffer is not None and update.round is None:
             raise RangeError(NO_START)
         return update
@@ -731,7 +731,7 @@ class UpdateReader:
 
         ``may_hold``: whether it may hold all vectors. ``may_weigh``: whether updates may have weights of their own.
         """
-        settings, limits, layout, state = self._settings, self._settings.asked, self._settings.layout, self._state
+        settings, limits, layout, state = self._settings, self._settings.all_limits, self._settings.layout, self._state
         if not settings.reads_at_once:
             return None
         number = state.snapshot.round_number
