@@ -9,11 +9,10 @@ import time
 import pytest
 
 from fedcore.cli.run import _advice
-from fedcore.sim.experiment import run_experiment
 from fedcore.sim.experiment.results import read_folder
 from fedcore.sim.reports import write_report
 from tests.cli.command import invoke, output_of
-from tests.sim.experiment.kit import quick, wait_until
+from tests.sim.experiment.kit import wait_until
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
@@ -84,8 +83,8 @@ def test_advice_fits_the_contents_of_the_folder(tmp_path, monkeypatch, words, at
 
 
 def test_advice_quotes_the_folder(tmp_path):
-    (folder := tmp_path / "my run").mkdir()
-    run_experiment(quick("rounds=1", "seeds=[0]"), folder, jobs=0)
+    folder = tmp_path / "my run"
+    output_of("run", "quickstart", "--rounds", 1, "--seeds", 1, "--workers", 0, "--out", folder)
     for advice in (_advice((), False, folder), _advice((), True, folder), invoke("run", folder).errors):
         assert f"fedcore report '{folder}'" in advice
 

@@ -10,22 +10,12 @@ import numpy as np
 import pytest
 
 from fedcore import Compute, Limits, RoundPolicy, Server, Storage, Update, algorithms, cluster
+from fedcore import rules as robust
 from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
 from fedcore.errors import CheckpointError, DivergedError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import Linear
-from fedcore.rules import (
-    Bulyan,
-    CapExamples,
-    CentredClipping,
-    ClipToMedian,
-    GeometricMedian,
-    Krum,
-    Mean,
-    NearestNeighborMixing,
-    PrivateMean,
-    TrimmedMean,
-)
+from fedcore.rules import CapExamples, CentredClipping, ClipToMedian, GeometricMedian, Krum, NearestNeighborMixing
 from fedcore.secure import Encoding
 from fedcore.server.folder import JOURNAL
 from fedcore.server.update import digest_of_text
@@ -263,9 +253,9 @@ def test_a_method_asks_the_sum_s_length_where_python_locks_its_class():
 
 ROBUST = {
     "median": "median",
-    "trimmed mean": TrimmedMean(2),
+    "trimmed mean": robust.TrimmedMean(2),
     "Krum": Krum(1),
-    "Bulyan": Bulyan(1),
+    "Bulyan": robust.Bulyan(1),
     "mixed": [ClipToMedian(), NearestNeighborMixing(1), GeometricMedian()],
     "clipping": CentredClipping(40.0),
 }
@@ -460,7 +450,7 @@ def test_a_shard_that_is_ahead_leaves_no_document(tmp_path, journal):
 
 
 def test_weights_of_a_mean():
-    weights = Mean({client: client + 0.5 for client in range(N)})
+    weights = robust.Mean({client: client + 0.5 for client in range(N)})
     one, many = made("FedAvg", X0, aggregation=[weights]), made("FedAvg", X0, shards=3, aggregation=[weights])
     compared(one, many, 3)
 
@@ -601,7 +591,7 @@ def test_private_rounds(tmp_path, quantile, masked):
     compute = {"accumulator": "exact"} if masked else {}
 
     def made_in(shards, path=None, **seed):
-        rules, storage = [PrivateMean(**options, **seed)], None if path is None else Storage(path, audit=True)
+        rules, storage = [robust.PrivateMean(**options, **seed)], None if path is None else Storage(path, audit=True)
         more = dict(compute=Compute(shards=shards, **compute), policy=RoundPolicy(min_clients=4 * masked))
         return Server(X0, "FedAvg", N, lr=0.1, aggregation=rules, storage=storage, **more)
 

@@ -12,16 +12,8 @@ from torch import nn
 from fedcore.algorithms.local_rules import Table, minibatch_table, minibatches, orders_of
 from fedcore.errors import RangeError, ShapeError
 from fedcore.model import Layout
-from fedcore.sim.batching.batched_sgd import (
-    CLIENTS,
-    INDICES,
-    MOST_PARAMETERS,
-    batched_sgd,
-    can_be_measured,
-    fastest,
-    in_groups,
-    net_of,
-)
+from fedcore.sim.batching import batched_sgd as ways
+from fedcore.sim.batching.batched_sgd import batched_sgd, in_groups, net_of
 from fedcore.sim.batching.convolutions import ConvNet
 from fedcore.sim.batching.layers import BYTES, Block, Linear, Perceptron
 from fedcore.sim.nets import build
@@ -198,10 +190,10 @@ def test_tables_of_several_widths_are_rejected():
 @pytest.mark.parametrize(
     ("inputs", "steps", "widths", "expected"),
     [
-        (20, 1, [8] * 130, [CLIENTS, CLIENTS, 2]),
+        (20, 1, [8] * 130, [ways.CLIENTS, ways.CLIENTS, 2]),
         (BYTES // 8 // 10 - 1, 1, [1] * 25, [10, 10, 5]),  # The models are the limit.
         (20, 1, [BYTES // 80 // 4] * 9, [4, 4, 1]),  # The examples of a step are the limit.
-        (20, INDICES // 32, [8] * 9, [4, 4, 1]),  # The steps are the limit.
+        (20, ways.INDICES // 32, [8] * 9, [4, 4, 1]),  # The steps are the limit.
         (BYTES, 1, [1] * 2, [1, 1]),
         (20, 1, [8, 8, 16, 8], [2, 1, 1]),
     ],
@@ -236,20 +228,20 @@ def convolution():
 def test_small_perceptrons_and_convolutional_networks_are_batched(convolution):
     assert isinstance(net_of(build("mlp", seed=0), DIGITS), Perceptron)
     assert isinstance(net_of(convolution, DIGITS), ConvNet)
-    assert net_of(build("mlp", seed=0, hidden=[MOST_PARAMETERS // 64]), DIGITS) is None
+    assert net_of(build("mlp", seed=0, hidden=[ways.MOST_PARAMETERS // 64]), DIGITS) is None
     assert net_of(build("cnn-emnist", seed=0), (1, 28, 28)) is None
     assert net_of(nn.Sequential(convolution), DIGITS) is None
 
 
 def test_only_convolutional_networks_are_measured(convolution):
-    assert can_be_measured(convolution, DIGITS)
-    assert not can_be_measured(build("mlp", seed=0), DIGITS)
-    assert not can_be_measured(build("resnet18", seed=0), (3, 32, 32))
+    assert ways.can_be_measured(convolution, DIGITS)
+    assert not ways.can_be_measured(build("mlp", seed=0), DIGITS)
+    assert not ways.can_be_measured(build("resnet18", seed=0), (3, 32, 32))
 
 
 def test_measuring_does_not_change_the_module_or_torch(convolution):
     before, state = Layout.of(convolution).flatten(convolution), torch.random.get_rng_state()
-    assert isinstance(fastest(convolution, DIGITS, batch=4), bool)
+    assert isinstance(ways.fastest(convolution, DIGITS, batch=4), bool)
     assert (Layout.of(convolution).flatten(convolution) == before).all()
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in convolution.parameters())
@@ -257,4 +249,4 @@ def test_measuring_does_not_change_the_module_or_torch(convolution):
 
 def test_measuring_rejects_models_that_are_trained_one_by_one(convolution):
     with pytest.raises(RangeError, match="module: "):
-        fastest(nn.Sequential(convolution), DIGITS, batch=4)
+        ways.fastest(nn.Sequential(convolution), DIGITS, batch=4)

@@ -9,25 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import FedcoreError, RangeError, UnknownNameError
-from fedcore.sim.participation import (
-    REGISTRY,
-    Active,
-    Always,
-    AtLeast,
-    Bernoulli,
-    Fluctuating,
-    Markov,
-    OverSelection,
-    Participation,
-    Recorded,
-    RoundRobin,
-    Schedule,
-    TimeVarying,
-    Trace,
-    Uniform,
-    Weighted,
-    named,
-)
+from fedcore.sim import participation
+from fedcore.sim.participation import Active, Always, Bernoulli, Schedule, Trace, Uniform, Weighted, named
 from fedcore.sim.traces import Generated
 
 
@@ -99,8 +82,8 @@ def plain(active):
 
 
 def test_every_pattern_has_options_in_this_file():
-    assert OPTIONS.keys() == REGISTRY.keys()
-    assert all(pattern.__name__ == name and pattern.__doc__ for name, pattern in REGISTRY.items())
+    assert OPTIONS.keys() == participation.REGISTRY.keys()
+    assert all(pattern.__name__ == name and pattern.__doc__ for name, pattern in participation.REGISTRY.items())
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -162,8 +145,8 @@ def test_an_inner_pattern_given_by_name_gets_the_same_seed_and_first_round():
     [
         lambda: Bernoulli(6, 0.2, levels=5).p,
         lambda: Bernoulli(2, [0.2, 0.3]).p,
-        lambda: Markov(2, 0.2, 0.3).stationary,
-        lambda: RoundRobin(3, 2).tau,
+        lambda: participation.Markov(2, 0.2, 0.3).stationary,
+        lambda: participation.RoundRobin(3, 2).tau,
         lambda: Trace(3).assigned,
         lambda: Trace(3, assign="order").assigned,
         lambda: Weighted(2, 1, [1, 2]).weights,
@@ -204,28 +187,28 @@ def test_without_candidates_no_client_is_active(name):
         (lambda: Bernoulli(3, [0.1, 0.2, 0.3], levels=5), "levels"),
         (lambda: Bernoulli(3, [0.1, 0.2, 0.3], levels=2), "levels"),
         (lambda: Bernoulli(3, {0: 0.5, 10: 1.5}), r"p\[10\]"),
-        (lambda: Fluctuating(3, 0.5, shape="cosine"), "shape"),
-        (lambda: Markov(3, [0.1, 0.2], 0.5), r"p_up: .*\[2\]"),
-        (lambda: Markov(2, [0.1, 0.0], [0.0, 0.0]), "p_up: client 1"),
+        (lambda: participation.Fluctuating(3, 0.5, shape="cosine"), "shape"),
+        (lambda: participation.Markov(3, [0.1, 0.2], 0.5), r"p_up: .*\[2\]"),
+        (lambda: participation.Markov(2, [0.1, 0.0], [0.0, 0.0]), "p_up: client 1"),
         (lambda: named("Bernoulli", 3, p={"popularity": "third"}), "popularity"),
         (lambda: named("Bernoulli", 3, p={"popularity": "halves", "means": 1.0}), "p: .* did you mean 'mean'"),
-        (lambda: RoundRobin(3, 2, phase="zeros"), "phase: .* did you mean 'zero'"),
-        (lambda: RoundRobin(3, 2, periods="normal"), "periods: .* did you mean 'half-normal'"),
+        (lambda: participation.RoundRobin(3, 2, phase="zeros"), "phase: .* did you mean 'zero'"),
+        (lambda: participation.RoundRobin(3, 2, periods="normal"), "periods: .* did you mean 'half-normal'"),
         (lambda: Weighted(3, 1, [0, 0, 0]), "weights"),
         (lambda: Weighted(2, 1, [1e308, 1e308]), "weights"),
         (lambda: Weighted(3, 1, [1, 2]), "weights"),
         (lambda: Weighted(3, 1, [1, 2, float("inf")]), r"weights\[2\]"),
         (lambda: Weighted(3, 1, "abc"), "weights"),
-        (lambda: OverSelection(10, 5, jitter=float("nan")), "jitter"),
-        (lambda: OverSelection(10, 5, policy={"grace": 1}), "policy=.* uses only over_selection"),
-        (lambda: OverSelection(10, 5, policy={"dead_line": 1}), "policy: .* did you mean 'deadline'"),
+        (lambda: participation.OverSelection(10, 5, jitter=float("nan")), "jitter"),
+        (lambda: participation.OverSelection(10, 5, policy={"grace": 1}), "policy=.* uses only over_selection"),
+        (lambda: participation.OverSelection(10, 5, policy={"dead_line": 1}), "policy: .* did you mean 'deadline'"),
         (lambda: Schedule(3, arrivals=[1]), "arrivals"),
         (lambda: Schedule(3, arrivals={"x": 1}), "arrivals: client='x'"),
         (lambda: Schedule(3, arrivals={1: 1, "1": 2}), "arrivals: .* 1 "),
         (lambda: Schedule(3, arrivals={1: 9}, departures={1: 9}), "departures: client 1"),
         (lambda: Trace(3, []), "traces"),
         (lambda: Trace(3, 5), "traces"),
-        (lambda: Trace(3, [Recorded("half", (0.5,)), 0.5]), "traces"),
+        (lambda: Trace(3, [participation.Recorded("half", (0.5,)), 0.5]), "traces"),
         (lambda: Trace(3, "flexibel"), "traces: .* did you mean 'flexible'"),
         (lambda: Trace(3, assign="randomly"), "assign"),
         (lambda: Trace(3, draw="replays"), "draw"),
@@ -243,25 +226,25 @@ def test_a_wrong_argument_is_rejected_by_name(call, message):
         (lambda end: Always(end), "clients", (1, 2**53), (0, 2**53 + 1)),
         (lambda end: Always(1, seed=end), "seed", (0, 2**64 - 1), (-1, 2**64)),
         (lambda end: Always(1).active(end), "round", (0, 2**63 - 1), (-1, 2**63)),
-        (lambda end: AtLeast(3, end), "least", (1, 3), (0, 4)),
+        (lambda end: participation.AtLeast(3, end), "least", (1, 3), (0, 4)),
         (lambda end: Bernoulli(3, end), "p", (0, 1), (-1e-9, 1.01)),
         (lambda end: Bernoulli(3, 0.1, levels=end), "levels", (1, 2**31), (0, 2**31 + 1)),
         (lambda end: Bernoulli(3, {0: 0.1, end: 0.2}), "p: round", (1, 2**53), (-1, 2**53 + 1)),
-        (lambda end: Fluctuating(3, 0.1, period=end), "period", (1, 2**31), (0, 2**31 + 1)),
-        (lambda end: Fluctuating(3, 0.1, depth=end), "depth", (0, 1), (-1e-9, 1.01)),
-        (lambda end: Fluctuating(3, 0.1, least=end), "least", (0, 1), (-1e-9, 1.01)),
-        (lambda end: Markov(3, end, 0.5), "p_up", (0, 1), (-1e-9, 1.01)),
-        (lambda end: Markov(3, 0.5, end), "p_down", (0, 1), (-1e-9, 1.01)),
-        (lambda end: OverSelection(3, end), "k", (1, 3), (0, 4)),
-        (lambda end: OverSelection(3, 2, spread=end), "spread", (0, 10), (-1e-9, 10.1)),
-        (lambda end: OverSelection(3, 2, jitter=end), "jitter", (0, 10), (-1e-9, 10.1)),
-        (lambda end: OverSelection(3, 2, policy={"deadline": end}), "deadline", (1e-9, 1e300), (0, -1)),
-        (lambda end: RoundRobin(3, end), "tau_max", (0, 2**31), (-1, 2**31 + 1)),
+        (lambda end: participation.Fluctuating(3, 0.1, period=end), "period", (1, 2**31), (0, 2**31 + 1)),
+        (lambda end: participation.Fluctuating(3, 0.1, depth=end), "depth", (0, 1), (-1e-9, 1.01)),
+        (lambda end: participation.Fluctuating(3, 0.1, least=end), "least", (0, 1), (-1e-9, 1.01)),
+        (lambda end: participation.Markov(3, end, 0.5), "p_up", (0, 1), (-1e-9, 1.01)),
+        (lambda end: participation.Markov(3, 0.5, end), "p_down", (0, 1), (-1e-9, 1.01)),
+        (lambda end: participation.OverSelection(3, end), "k", (1, 3), (0, 4)),
+        (lambda end: participation.OverSelection(3, 2, spread=end), "spread", (0, 10), (-1e-9, 10.1)),
+        (lambda end: participation.OverSelection(3, 2, jitter=end), "jitter", (0, 10), (-1e-9, 10.1)),
+        (lambda end: participation.OverSelection(3, 2, policy={"deadline": end}), "deadline", (1e-9, 1e300), (0, -1)),
+        (lambda end: participation.RoundRobin(3, end), "tau_max", (0, 2**31), (-1, 2**31 + 1)),
         (lambda end: Schedule(3, arrivals={end: 1}), "arrivals: client", (0, 2), (-1, 3)),
         (lambda end: Schedule(3, arrivals={1: end}), "arrivals: client 1", (0, 2**53), (-1, 2**53 + 1)),
         (lambda end: Schedule(3, departures={end: 1}), "departures: client", (0, 2), (-1, 3)),
         (lambda end: Schedule(3, departures={1: end}), "departures: client 1", (1, 2**53), (-1, 0, 2**53 + 1)),
-        (lambda end: TimeVarying(3, end), "share", (1e-9, 1), (0, 1.001)),
+        (lambda end: participation.TimeVarying(3, end), "share", (1e-9, 1), (0, 1.001)),
         (lambda end: Trace(3, first=end), "first", (1, 8), (0, 9)),
         (lambda end: Uniform(3, end), "k", (1, 3), (0, 4)),
         (lambda end: Weighted(3, end, [1, 0, 2]), "k", (1, 2), (0, 3)),
@@ -300,9 +283,9 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY.own))
+@pytest.mark.parametrize("name", sorted(participation.REGISTRY.own))
 def test_the_default_seed_is_0(name):
-    pattern = REGISTRY[name](4, *ARGUMENTS.get(name, ()))
+    pattern = participation.REGISTRY[name](4, *ARGUMENTS.get(name, ()))
     assert (pattern.seed, pattern.first_round, pattern.among) == (0, None, None)
 
 
@@ -311,7 +294,7 @@ def test_the_default_seed_is_0(name):
     [
         (lambda: Active(np.arange(3)), "clients"),
         (lambda: Generated("a", 0.5, 0.1), "mean"),
-        (lambda: Recorded("a", (0.5, 1.0)), "shares"),
+        (lambda: participation.Recorded("a", (0.5, 1.0)), "shares"),
     ],
 )
 def test_values_are_frozen(make, field):
@@ -334,7 +317,7 @@ def test_active_compares_by_identity():
 
 N, ROUNDS = 12, 40
 SCHEDULE = {"arrivals": {0: 5, 7: 20}, "departures": {3: 10, 7: 30}}
-HALF = [Recorded("half", (0.5,))]
+HALF = [participation.Recorded("half", (0.5,))]
 # Patterns that decide for each client separately.
 FILTERS = {
     "Always": {},
@@ -389,8 +372,8 @@ def test_a_draw_from_too_few_clients_takes_all():
     weights = [1.0, 0.0, *[1.0] * (N - 2)]
     for t in range(1, 5):
         assert Uniform(N, 6, among=few).active(t).clients.tolist() == [0, 1]
-        assert OverSelection(N, 6, among=few).active(t).clients.tolist() == [0, 1]
-        assert TimeVarying(N, 0.5, among=few).active(t).clients.tolist() in ([0], [1])
+        assert participation.OverSelection(N, 6, among=few).active(t).clients.tolist() == [0, 1]
+        assert participation.TimeVarying(N, 0.5, among=few).active(t).clients.tolist() in ([0], [1])
         assert Weighted(N, 6, weights, among=few).active(t).clients.tolist() == [0]
         again = Weighted(N, 6, weights, replacement=True, among=few).active(t)
         assert (again.clients.tolist(), again.counts.tolist()) == ([0], [6])
@@ -434,15 +417,15 @@ def test_first_round_all_skips_draws_but_not_a_schedule():
 
 def test_at_least_draws_from_present_clients():
     present = Schedule(N, departures=dict.fromkeys(range(3, N), 1))
-    pattern = AtLeast(N, 2, among=Bernoulli(N, 0.0, among=present))
+    pattern = participation.AtLeast(N, 2, among=Bernoulli(N, 0.0, among=present))
     drawn = [tuple(pattern.active(t).clients.tolist()) for t in range(1, 60)]
     assert set(drawn) == {(0, 1), (0, 2), (1, 2)}
-    everyone = AtLeast(N, 5, among=Bernoulli(N, 0.0, among=present)).active(1)
+    everyone = participation.AtLeast(N, 5, among=Bernoulli(N, 0.0, among=present)).active(1)
     assert everyone.clients.tolist() == [0, 1, 2]
 
 
 def test_a_custom_pattern_composes():
-    class Even(Participation):
+    class Even(participation.Participation):
         def _choose(self, round, candidates):
             return candidates.only(candidates.clients % 2 == 0)
 
@@ -460,11 +443,11 @@ BAD += [[TWO, shares] for shares in ([0.5, 1.0], *map(np.array, ([0.5], [0.5, 0.
 
 @pytest.mark.parametrize("chosen", [TWO, *(Active(*bad) for bad in BAD)], ids=repr)
 def test_a_custom_pattern_that_breaks_its_promise_is_named(chosen):
-    class Own(Participation):
+    class Own(participation.Participation):
         def _choose(self, round, candidates):
             return chosen
 
     with pytest.raises(RangeError, match=r"^participation: Own\._choose must return an Active"):
-        AtLeast(N, 2, among=Own(N)).active(3)
+        participation.AtLeast(N, 2, among=Own(N)).active(3)
     for chosen in (Active(np.array([0, N - 1]), np.array([0.5, 1.0])), Active(np.array([], np.int64))):
         assert Own(N).active(3) is chosen

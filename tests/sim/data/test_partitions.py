@@ -9,20 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedcore.errors import DtypeError, MissingDependencyError, RangeError, ShapeError, UnknownNameError
-from fedcore.sim.data import (
-    dirichlet,
-    divide,
-    from_flower,
-    iid,
-    iid_pareto,
-    label_k,
-    load,
-    natural,
-    one_label,
-    partitions,
-    shards,
-)
-from fedcore.sim.data.partitions import _repair, lognormal, pareto
+from fedcore.sim.data import dirichlet, divide, from_flower, iid, iid_pareto, load, one_label, partitions, shards
+from fedcore.sim.data.partitions import _repair, label_k, lognormal, natural, pareto
 
 
 def mixed(sizes, seed=0):
