@@ -25,7 +25,7 @@ _NAME = re.compile(r"cpu|cuda(:\d{1,4})?")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def has_hooks(one: nn.Module | Tensor) -> bool:
+def has_hooks(one: object) -> bool:
     """Whether a module has hooks of its own, or a parameter."""
     return any(getattr(one, kind, None) for kind in (*_HOOKS, "_post_accumulate_grad_hooks"))
 
