@@ -182,7 +182,6 @@ class Algorithm(Checked, ABC):
             With partial updates, the first update of a client then fixes its groups, and a group that no client sends
             has a round without clients; otherwise clients send any groups, and such a group has no round.
         updates_once: whether a client may be drawn, and send an update, only once in a round.
-        needs_all_steps: whether only clients with ``most_steps`` steps count.
         reads_offset: whether a new row, or an update's term in A, contains the offset.
         keeps_history: whether the server keeps each direction v[t] while a row refers to it.
         needs_fresh_updates: whether a late update is rejected, since the server does not keep the control that
@@ -351,7 +350,6 @@ class Algorithm(Checked, ABC):
         lambda m: m.keeps_rows or m.second_vector is not None or m.needs_shares or m.counts_appearances
     )
     counts_absent = _Derived(lambda m: m.updates_once or m.rows_at_clients or m.keeps_total or m.steps_without_clients)
-    needs_all_steps = _Derived(lambda m: False)
     reads_offset = _Derived(lambda m: m.anchor == "offset" and bool(m.row.q or m.adds.q))
     keeps_history = _Derived(lambda m: m.anchor == "v[t]" and bool(m.row.q or m.adds.q))
     needs_fresh_updates = _Derived(lambda m: bool(m.second_vector or m.direction.from_row or m.needs_plain_steps))
@@ -384,6 +382,11 @@ class Algorithm(Checked, ABC):
     def most_steps(self) -> int | None:
         """The maximum number of a client's local steps in a round, or None if clients choose."""
         return self.local_rule.most_steps
+
+    @cached_property
+    def needs_all_steps(self) -> bool:
+        """Whether only clients with ``most_steps`` steps count."""
+        return False
 
     @cached_property
     def sums(self) -> Terms:

@@ -132,7 +132,7 @@ class Encoding(Checked):
             most, noise, honest, weights = rule.clip, rule.noise, _honest(server, colluding), "uniform"
             fewest = honest + colluding
             rule.require_budget(state.snapshot.ledger)
-        if weights == "examples" and state.population.is_sized:
+        if weights == "examples" and state.population.sizes:
             raise RangeError("clients: masks hide n_k, so known sizes cannot be checked; register ids without sizes")
         if most is None:
             raise RangeError("max_norm: masked sums need a limit, since it sets the grid; pass Limits(max_norm=...)")

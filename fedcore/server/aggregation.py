@@ -443,16 +443,16 @@ class Sum:
 
         ``again``: whether the rules have decided on the batch.
         """
-        reducer, own = self._reducer, self._own_squares(batch) if self._centers and not again else None
+        own = self._own_squares(batch) if self._centers and not again else None
         squares = [self._fold_parameters(batch)]
-        if reducer.has_buffers:
+        if self._reducer.has_buffers:
             squares.append(self._fold_buffers(batch))
         controls = None if self._changes is None else self._fold_changes(batch)
         if controls is not None and self._algorithm.second_vector is not None:
             squares.append(controls)
-        whole = iter(reducer.add(*squares))
+        whole = iter(self._reducer.add(*squares))
         parameters = self._bounded(next(whole), batch.weights, self._times)
-        buffers = self._bounded(next(whole), batch.weights) if reducer.has_buffers else None
+        buffers = self._bounded(next(whole), batch.weights) if self._reducer.has_buffers else None
         second = next((self._bounded(rest, np.ones(len(batch))) for rest in whole), None)
         return Lengths(parameters, buffers, second, own)
 

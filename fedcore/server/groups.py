@@ -49,8 +49,7 @@ def read_tensors(update: Update, layout: Layout, buffers: BufferPool, device: st
         if device == CPU or isinstance(vector, np.ndarray):
             if vector.dtype == np.float64 and update.kind != "gradient":
                 layout.log_rounded(layout.unflatten(vector))
-            vector = in_float32(vector)
-            vector = vector if vector.flags.aligned else copied(vector)
+            vector = np.require(in_float32(vector), requirements="A")
         return [vector[one.start : one.stop] if one.stop <= n else None for one in layout.slices], fixed
     for name, named in layout.split(update.value).items():
         own = layout.of_groups[name].pieces(named, device=device)

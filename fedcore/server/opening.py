@@ -28,12 +28,11 @@ from fedcore.server.folder import (
 )
 from fedcore.server.groups import NO_SHARD, NOTHING, Context
 from fedcore.server.requests import ChangeOptions
-from fedcore.server.round import LOGGER
 from fedcore.server.state import State
 from fedcore.server.state import state_of as state_of_server
 from fedcore.server.step import Population, Sizes, Snapshot, moved, vectors_of
 from fedcore.server.update import require_finite
-from fedcore.server.validation import never_negative
+from fedcore.server.validation import LOGGER, never_negative
 from fedcore.store import ClientStore
 from fedcore.store.client_store import create
 from fedcore.store.device_store import DeviceStore
@@ -413,9 +412,7 @@ def on_device(store: ClientStore, device: str, cached_rows: int | None) -> Clien
             f"storage: the rows of the {type(store).__name__} are on {store.device}, but the server is on {device}; "
             f"pass Compute(device={store.device!r})"
         )
-    if store.device == device:
-        return store
-    return DeviceStore(store, device, cached_rows)
+    return store if store.device == device else DeviceStore(store, device, cached_rows)
 
 
 def _saved_rows(

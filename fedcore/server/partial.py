@@ -231,8 +231,8 @@ class PartialSums:
             self._weighing.count_known_examples(batch)
         self._weighing.weigh(batch)
         if not np.array_equal(batch.weights, sent.weights):
-            is_sized = self._state.population.is_sized
-            how = "and n_k; create the edge with this server's sizes" if is_sized else "alone, without sizes n_k"
+            sizes = self._state.population.sizes
+            how = "and n_k; create the edge with this server's sizes" if sizes else "alone, without sizes n_k"
             raise RangeError(f"weights: they differ from those that the method computes from the claims {how}")
         return sent, batch
 

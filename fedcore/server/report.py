@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from logging import Logger
 from pathlib import Path
 from time import monotonic
@@ -356,7 +355,8 @@ class Diagnosis(NamedTuple):
         d, N, times = self.settings.algorithm.direction, self.prepared.cohort.N, step.v.A * W * form.h
         share = times * form.q / form.h
         multiple = Linear(step.v.A, 0.0, -share * d.from_mean / N, -share * d.from_momentum)
-        is_mean = step.v == multiple or all(map(_are_near, step.v, multiple))
+        near = (math.isclose(a, b, rel_tol=1e-12) for a, b in zip(step.v, multiple, strict=True))
+        is_mean = step.v == multiple or all(near)
         if times and is_mean and self.prepared.result.plain is None:
             return self.prepared.v_square / times**2
         mean = self._mean(read_rows=False)
@@ -397,9 +397,6 @@ class Diagnosis(NamedTuple):
 
     def _length(self, terms: Combination) -> float:
         return math.sqrt(combined_square(self.reducer, [vector for vector, _ in terms], [c for _, c in terms]))
-
-
-_are_near = partial(math.isclose, rel_tol=1e-12)
 
 
 def staleness(prepared: PreparedStep) -> float | None:

@@ -53,11 +53,10 @@ from fedcore.server.update import (
     digest_of_id,
     immutable_copy,
 )
-from fedcore.server.validation import NOT_FINITE, Decision, ReadUpdate, Validator, Weighing
+from fedcore.server.validation import LOGGER, NOT_FINITE, Decision, ReadUpdate, Validator, Weighing
 from fedcore.store.registry import ClientId, Registry
 from fedcore.validation import Represented, check_integer, check_number, is_integer, listed, rejection_reason
 
-LOGGER = logging.getLogger("fedcore.server")
 SECOND = "update: the round already has an update of this client; only the first counts"
 NO_EXAMPLES = "examples: missing, but other updates of the round report a number"
 UNLISTED = "round %d: it rejects more updates than it lists; the report has the first ones"
@@ -876,24 +875,20 @@ class Round(OpenRound):
     @ieee
     def _fold(self, parts: list[UpdateBatch], *, last: bool = False) -> None:
         """Fold the undecided updates and then these; if this fails, the round is aborted."""
-        if (upload := self._state.upload) is None or not parts:
-            self._fold_batch(parts, last=last)
-            return
-        portions = upload.portions(UpdateBatch.joined(parts))
-        for i, portion in enumerate(portions, start=1):
-            try:
-                upload.bring(portion)
-            except BaseException:
-                self._abort()
-                raise
-            self._fold_batch([portion], last=last and i == len(portions))
+        batches = [parts]
+        if parts and (upload := self._state.upload) is not None:
+            batches = [[portion] for portion in upload.portions(UpdateBatch.joined(parts))]
+        for i, some in enumerate(batches, start=1):
+            self._fold_batch(some, last=last and i == len(batches))
 
     def _fold_batch(self, parts: list[UpdateBatch], *, last: bool) -> None:
         """Fold a batch in one pass, and again without the updates that the validator rejects."""
         at_end = "medians" in self._settings.rules.needs and self._keeps_vectors
         waiting = [] if at_end and not last else self._undecided  # the others are only measured again at the end
-        batch = UpdateBatch.joined([*waiting, *parts])
         try:
+            if (upload := self._state.upload) is not None:
+                list(map(upload.bring, parts))
+            batch = UpdateBatch.joined([*waiting, *parts])
             with span("validate", self._state):
                 self._weigh(batch)
             if at_end and self._settings.sorts_updates:

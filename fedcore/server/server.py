@@ -54,10 +54,10 @@ from fedcore.server.opening import (
 )
 from fedcore.server.partial import PartialSum
 from fedcore.server.report import Attendance, Report
-from fedcore.server.round import LOGGER, Round, RoundLock
+from fedcore.server.round import Round, RoundLock
 from fedcore.server.state import NewClients, State
 from fedcore.server.update import Update, as_vector, in_float32, kept_batches, require_finite
-from fedcore.server.validation import is_flag, never_negative
+from fedcore.server.validation import LOGGER, is_flag, never_negative
 from fedcore.store import ClientStore
 from fedcore.store.device_store import DeviceStore
 from fedcore.store.files.folder import remove
@@ -754,7 +754,8 @@ class Server(Represented, Unpicklable):
 
     def _flat(self, model: Any) -> tuple[F32, Counters]:
         """Return a model of the server's layout as a read-only copy, and its counters, which a flat vector lacks."""
-        layout, device, counters = self.layout, self.settings.device, {}
+        layout, device = self.layout, self.settings.device
+        counters: Counters = {}
         shape = layout.slices[0].shape if len(layout.slices) == 1 else None
         with np.errstate(over="ignore"):  # an overflow becomes an infinity
             if (vector := as_vector("model", model, layout.n, shape, device=device)) is not None:

@@ -510,7 +510,7 @@ class State:
     def is_sized(self, given: bool) -> bool:
         """Whether new clients need sizes; the very first clients may have them or not."""
         is_first = given and not len(self.store.registry)
-        return is_first or self.settings.algorithm.needs_shares or self.snapshot.population.is_sized
+        return is_first or self.settings.algorithm.needs_shares or bool(self.snapshot.population.sizes)
 
     def shared_offset(self) -> F32 | None:
         """Return from_mean c + from_momentum g, float32[n_parameters], read-only and cached; None for zero."""

@@ -54,7 +54,7 @@ class Population:
     only the last runs, and the last run with a number has its value.
 
     Attributes:
-        sizes: n_k of the clients in the objective; () without sizes.
+        sizes: n_k of the clients in the objective: of all clients, or () without sizes.
         arrived: the round in which each client joined, except initial clients; () if all clients are initial.
         included: n_k of removed clients whose shares stay in the objective.
         unnamed: the number of further ones, whose ids were erased.
@@ -87,11 +87,6 @@ class Population:
             )
         clients, sizes = _listed(registry, client_sizes)
         return cls().with_clients(registry.numbers(clients).tolist(), clients, sizes, None)
-
-    @property
-    def is_sized(self) -> bool:
-        """Whether all clients have sizes; otherwise no client has one."""
-        return bool(self.sizes)
 
     def listed(self) -> npt.NDArray[np.int64] | None:
         """The clients' sizes, the smallest first; None without sizes."""

@@ -131,14 +131,6 @@ def _is_near(rate: float, sent: float) -> bool:
     return abs(rate - sent) <= EXACT * sent
 
 
-def check_distance(lr: float, steps: int, reported: object) -> float:
-    """Return eta_i K_i; raise RangeError if its inverse is not finite."""
-    distance = lr * steps
-    if not 0 < distance < math.inf or not 1 / distance < math.inf:
-        raise RangeError(f"lr={short_repr(reported)}: 1 / (lr x steps) must be finite")
-    return distance
-
-
 # The float buffers, counters and constants of an update. An invalid value would stay in the model.
 
 
@@ -416,20 +408,19 @@ class Validator:
         if self._norms:
             norms = {name: _norms(squares) for name, squares in lengths._asdict().items() if squares is not None}
         own = norms.pop("own", None)
-        for i in np.flatnonzero(decision.accepted).tolist() if self._max_norm is not None else ():
-            self._require_max_norm({name: column[i] for name, column in norms.items()}, decision, i)
+        if self._max_norm is not None:
+            self._require_max_norm(norms, decision, self._max_norm)
         if own is not None:
             norms["parameters"] = own
         self._apply_rules(Group(clients, claims.steps, examples, norms, {}, math.inf), decision, last=last)
         unchanged = decision.accepted & (decision.examples == examples) & (decision.factors == 1)
         return None if unchanged.all() else decision
 
-    def _require_max_norm(self, norms: Mapping[str, float], decision: Decision, i: int) -> None:
-        most = math.inf if self._max_norm is None else self._max_norm
-        for name, norm in norms.items():
-            if name != "buffers" and norm > as_float32(most):  # buffers have a different unit
-                unit = f" {self._unit}" if name == "parameters" else ""
-                decision.reject(i, f"{PARTS[name]}{unit} = {norm:g} exceeds max_norm={most:g}")
+    def _require_max_norm(self, norms: Mapping[str, list[float]], decision: Decision, most: float) -> None:
+        for name in [one for one in norms if one != "buffers"]:  # which have a different unit
+            unit = f" {self._unit}" if name == "parameters" else ""
+            for i in np.flatnonzero(decision.accepted & (np.array(norms[name]) > as_float32(most))).tolist():
+                decision.reject(i, f"{PARTS[name]}{unit} = {norms[name][i]:g} exceeds max_norm={most:g}")
 
     def _apply_rules(self, updates: Group, decision: Decision, *, last: bool) -> None:
         """Decide in groups of one update, or of all updates that wait for a median."""
@@ -528,7 +519,7 @@ class Weighing:
     def known_at_most(self, batch: UpdateBatch) -> F64:
         """Return the updates' examples, float64[k]; with client sizes at most n_k, which is also the default."""
         population, claimed = self._state.population, batch.claims.examples
-        if not population.is_sized:
+        if not population.sizes:
             return claimed
         known = population.examples(self._state.registry, batch.clients)
         claims_less = (batch.sources == COUNTED) & (claimed < known)
@@ -547,7 +538,7 @@ class Weighing:
         if examples is claimed or self._counts_none:
             return
         examples = np.where(batch.sources == WEIGHTED, claimed, examples)
-        least = least_logged(None if self._state.population.is_sized else self._rules.ratio("examples"))
+        least = least_logged(None if self._state.population.sizes else self._rules.ratio("examples"))
         for i in np.flatnonzero((examples * (own := batch.sources == COUNTED) * least < claimed) & own).tolist():
             self.lowered.append(CappedClaim(batch.clients[i], int(claimed[i]), int(examples[i])))
         batch.claims = replace(batch.claims, examples=examples)
@@ -644,7 +635,9 @@ class UpdateReader:
         if is_late and (last := self.last_start(client, y)) >= started:
             raise RangeError(f"round={started}: an update of this client from round {last} was already counted")
         rate = self._rates.read(update, started)
-        distance = check_distance(rate, update.steps, update.lr)
+        distance = rate * update.steps
+        if not 0 < distance < math.inf or not 1 / distance < math.inf:
+            raise RangeError(f"lr={short_repr(update.lr)}: 1 / (lr x steps) must be finite")
         # h has the unit of x if models are averaged, else of a gradient.
         scale = 1.0 if settings.averages_models else 1 / distance
         if is_late and algorithm.needs_fresh_updates:
@@ -880,9 +873,7 @@ class ModelReader:
 
     def infinite_tensor(self, x: F32) -> str | None:
         """Return the name of the first tensor of a finite model that is not finite in its dtype, or None."""
-        if not self._layout.narrow or kernels.all_finite([sent := as_sent(self._layout, x)])[0]:
-            return None
-        return first_not_finite(sent, self._layout)
+        return first_not_finite(as_sent(self._layout, x), self._layout) if self._layout.narrow else None
 
     def settle(self, now: Counters, sent: Sequence[Counters]) -> dict[str, npt.NDArray[Any]]:
         """Return the counters and constants after a round: the largest counters, and flags as ``settled`` does."""

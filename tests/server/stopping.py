@@ -70,7 +70,7 @@ def one_in_the_middle_departs(server):
 
 
 def two_arrive(server):
-    sized = server._backend.snapshot.population.is_sized
+    sized = server._backend.snapshot.population.sizes
     names = [f"new {server.round_number} {i}" for i in range(2)]
     server.add_clients(dict(zip(names, [3, 4], strict=True)) if sized else names)
 

@@ -259,7 +259,7 @@ def test_a_population_equals_a_plain_dict_over_any_history(seed):
         if t % 30 == 7:
             seen.append((population, {n: column.copy() for n, column in population.vectors().items()}))
         total = sum(size for size, _ in clients.values()) + sum(kept.values())
-        assert (population.total, dict(population.included), population.is_sized) == (total, kept, bool(clients))
+        assert (population.total, dict(population.included), bool(population.sizes)) == (total, kept, bool(clients))
         rooms = [column.shape[1] for column in population.sizes]
         assert all(8 * room <= before for before, room in pairwise(rooms))
         if clients:
