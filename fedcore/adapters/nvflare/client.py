@@ -111,7 +111,8 @@ class Trainer:
         """
         work, layout = order(received), self.model.layout
         work.require_followed(plain=self._options is None or self._options.plain)
-        named = {**self.model.module.state_dict(), **received.params}
+        parts = self.model.module.state_dict(), received.params
+        named = {layout.aliases.get(name, name): one for part in parts for name, one in part.items()}
         self.model.load(layout.flatten(named), layout.read_counters(named))
         self.model.module.train()
         previous = None
