@@ -320,7 +320,7 @@ class FlexibleFedAvg(Algorithm):
         return None if self.scheme == "B" else self.local_steps
 
     @property
-    def needs_all_steps(self) -> bool:  # type: ignore[override]
+    def needs_all_steps(self) -> bool:
         """Whether the scheme is A."""
         return self.scheme == "A"
 

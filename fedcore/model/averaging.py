@@ -62,9 +62,10 @@ def aggregate(
             iterator, from which each model is freed before the next one is taken. A model is in any form that
             ``Layout.of`` accepts, or the path of safetensors files, of a torch file (.pt, .pth, .bin, .ckpt) or of a
             .npz file, or a ``Safetensors``. A model may lack or repeat names of tied tensors; the average has the
-            first model's names, of a module those of its ``state_dict``. LoRA adapters in folders must have the same targets, and without ``lora`` the same
-            scale. Tensors are in CPU memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are
-            cast to the first model's dtype. Read-only. A tensor that is not contiguous is copied first.
+            first model's names, of a module those of its ``state_dict``. LoRA adapters in folders must have the same
+            targets, and without ``lora`` the same scale. Tensors are in CPU memory: float32, float64, float16,
+            bfloat16, integers or bool. Float tensors are cast to the first model's dtype. Read-only. A tensor that is
+            not contiguous is copied first.
         weights: k finite numbers >= 0, not all zero, such as numbers of examples; or a mapping with the ids of
             ``models``. Default: equal weights.
         key: the key of the ``state_dict`` in torch files with several entries.

@@ -337,7 +337,7 @@ class Layout(Represented):
         self._check(named, strict=False)
         return found
 
-    def _named(self, x: Any, *, to_write: bool = False, what: str = "model") -> dict[str, Any]:
+    def _named(self, x: Any, *, to_write: bool = False, what: str = "model") -> Mapping[str, Any]:
         """Return a model's tensors by name, without ignored tensors. Tied tensors have all of their names."""
         named = named_tensors(x, what, to_write=to_write)
         if self.ignored:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from bench.gpu import day
-from bench.gpu.lines import line, met
 from fedcore import Server, Update
 
 ROOT = Path(day.__file__).parents[2]
@@ -50,43 +49,6 @@ def test_the_rivals_round_equals_mifa(way):
         server.round([Update(client, y, steps=steps) for client, y in enumerate(sent)])
         theirs.ways([torch.from_numpy(y) for y in sent])[way]()
         np.testing.assert_allclose(theirs.x.numpy(), server.x, rtol=1e-4, atol=1e-4)
-
-
-def test_the_targets_of_a_line():
-    measured = {"ours": 0.001, "moved": 10**9}
-    assert met(line("sum", **measured, floor=1.1e12, due=0.9)) is True
-    assert met(line("sum", **measured, floor=1.2e12, due=0.9)) is False
-    assert met(line("sum", **measured, floor=1.2e12)) is None
-    assert met(line("sum", **measured, rivals={"torch": 0.0026}, targets={"torch": 2.5})) is True
-    assert met(line("sum", **measured, rivals={"torch": 0.0024}, targets={"torch": 2.5})) is False
-    assert met(line("sum", None, 10**9, floor=None, due=0.9, targets={"torch": 2.5})) is None  # nothing was measured
-
-
-@pytest.fixture
-def steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(day, "OUT", tmp_path)
-    monkeypatch.setattr(day.Day, "environment", staticmethod(dict))
-    return day.Day()
-
-
-def test_a_failed_or_slow_step_keeps_its_results(steps):
-    one = json.dumps(line("sum", 0.1))
-    assert steps.run("good", f"echo '{one}'; echo words; echo '{{\"seed\": 3}}'", 20)
-    assert not steps.run("bad", "echo out; echo why >&2; exit 7", 20)
-    assert not steps.run("slow", f"echo '{one}'; sleep 100", 1)
-    good, bad, slow = (steps.results["steps"][name] for name in ("good", "bad", "slow"))
-    assert good["found"] == {"seed": 3, "lines": [json.loads(one)]}
-    assert good["said"] == ["words"]
-    assert (bad["status"], bad["said"], bad["log"]) == (7, ["out"], ["why"])
-    assert slow["status"] == -9
-    assert slow["found"]["lines"] == [json.loads(one)]
-    assert json.loads((day.OUT / "gpu-check.json").read_text())["steps"].keys() == {"good", "bad", "slow"}
-
-
-def test_no_step_starts_after_the_time_limit(steps, monkeypatch):
-    monkeypatch.setattr(day, "SECONDS", 5)
-    assert not steps.run("late", "echo", 20)
-    assert steps.results["steps"]["late"] == {"status": None, "said": ["not reached"]}
 
 
 @pytest.mark.endurance
