@@ -564,7 +564,7 @@ class Layout(Represented):
             self._is_wide = False
             LOGGER.warning(f"{shown_names(rounded)}: rounded from float64 to float32; fedcore.aggregate is in float64")
 
-    def _check(self, x: Any, *, to_write: bool = False, strict: bool = True, what: str = "model") -> dict[str, Any]:
+    def _check(self, x: Any, *, to_write: bool = False, strict: bool = True, what: str = "model") -> Mapping[str, Any]:
         """Return the model's tensors by name after checking names, shapes, dtypes and, unless ``to_write``, ties."""
         named = self._named(x, to_write=to_write, what=what)
         if not strict:
