@@ -413,9 +413,8 @@ def test_estimate_without_failed_trials(jobs):
         progress.event(Event(jobs[0], over=True, error="made up"))
         clock.now = 40
         progress.event(Event(jobs[1], round=line(1, None)))
-    assert (
-        "3 of 200 rounds, about 0:32:40 left: MIFA, seed 0: 2" in out.getvalue()
-    )  # 98 rounds of 20 s each, one at a time
+    # 98 rounds of 20 s each, one at a time
+    assert "3 of 200 rounds, about 0:32:40 left: MIFA, seed 0: 2" in out.getvalue()
 
 
 def test_estimates_of_the_bars(jobs):

@@ -23,9 +23,8 @@ def test_differences_are_paired_by_seed_and_cut_at_the_shared_time():
     found = results(frame)
     assert found["sine", FIRST].tolist() == pytest.approx([70, 80])  # round 189 is outside the window
     assert shared_time(frame).tolist() == [120, 120]
-    assert results(frame, shared_time(frame))["sine", FIRST].tolist() == pytest.approx(
-        [52, 52]
-    )  # from 50 at 100 s to 60 at 200 s
+    # from 50 at 100 s to 60 at 200 s
+    assert results(frame, shared_time(frame))["sine", FIRST].tolist() == pytest.approx([52, 52])
     assert "| FedAU | 83.0 (+8.0: -17.4 .. +33.4) |" in compared(found)  # 10 and 6: 8 +- 12.71 * 2
     assert f"| {FIRST} |" in compared(found)
     assert "| sine | 10.5 |" in cohorts(frame)

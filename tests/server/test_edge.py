@@ -160,6 +160,7 @@ def test_the_upper_server_limits_client_rates(lr, rejected):
     [
         (0.1, 0.05, None),
         (0.1, 0.05, 0.02),
+        (0.1, 0.05, 0.1),
         (InverseStep(1.0, 9.0, 5), None, None),
         (InverseStep(1.0, 9.0, 5), None, "mean"),
     ],

@@ -716,12 +716,9 @@ def test_a_new_rate_rejects_the_updates_of_the_old_one(shards, tmp_path):
         with Server.load(path, lr=0.2, limits=limits) as server:
             with server.open_round() as round:
                 pass
-            assert [(client, reason[:7]) for client, reason in round.report.rejected] == [(0, "lr=0.1:")] * (
-                not accepted
-            )
-            assert (
-                method != "FedAvg" or (server.x == -5 * accepted).all()
-            )  # the mean gradient, by the rate of the steps
+            assert [reason[:7] for _, reason in round.report.rejected] == ([] if accepted else ["lr=0.1:"])
+            # the mean gradient, by the rate of the steps
+            assert method != "FedAvg" or (server.x == -5 * accepted).all()
 
 
 def with_one_update(path, **options):

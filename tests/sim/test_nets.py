@@ -131,9 +131,8 @@ def test_pooling_equals_torch_s(shape):
     expected = torch.nn.functional.max_pool2d(images, 2)
     with torch.inference_mode():
         assert torch.equal(nets.MaxPool2()(images), expected)
-    (gradient,) = torch.autograd.grad(
-        nets.MaxPool2()(images.relu()).sum(), images
-    )  # Of several zeros the first counts.
+    # Of several zeros the first counts.
+    (gradient,) = torch.autograd.grad(nets.MaxPool2()(images.relu()).sum(), images)
     assert torch.equal(gradient, torch.autograd.grad(torch.nn.functional.max_pool2d(images.relu(), 2).sum(), images)[0])
 
 
@@ -182,9 +181,8 @@ def test_resnet18_has_eighteen_layers_with_weights_and_batchnorm_statistics_in_b
     block, x = resnet.blocks[1].eval(), torch.randn(2, 64, 8, 8)
     with torch.no_grad():
         assert resnet.blocks(resnet.conv(torch.zeros(1, 3, 32, 32))).shape == (1, 512, 4, 4)
-        torch.nn.init.zeros_(
-            block.bn2.weight
-        )  # with its last normalisation at zero, a block of one shape gives relu(x)
+        # With its last normalisation at zero, a block of one shape gives relu(x).
+        torch.nn.init.zeros_(block.bn2.weight)
         torch.testing.assert_close(block(x), x.relu())
 
 

@@ -82,9 +82,8 @@ def test_flipped_bits(path, file):
     size = target.stat().st_size
     found = 0
     for trial in range(150):
-        start = (
-            GRAINS[VERSION] if file.endswith(".slots") and trial % 3 else 0
-        )  # the bytes between header and slots are unused
+        # The bytes between header and slots are unused.
+        start = GRAINS[VERSION] if file.endswith(".slots") and trial % 3 else 0
         place = int(rng.integers(start, size if trial % 3 else min(size, 4096)))
         with open(target, "r+b") as raw:
             raw.seek(place)

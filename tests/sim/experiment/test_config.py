@@ -57,9 +57,8 @@ def test_file_lists_what_it_has_from_its_preset(tmp_path, scale):
     shown = {"data": "mnist", "partition": "dirichlet", "partition.clients": "100", "local.steps": "16"}
     assert shown.items() <= keys.items()
     assert not {"seeds", "local.batch", "participation", "participation.k", "partition.alpha", "rate.lr"} & keys.keys()
-    assert keys.get("rounds") == (
-        None if scale == "full" else "60"
-    )  # the preset's table quick replaces the file's rounds
+    # The preset's table quick replaces the file's rounds.
+    assert keys.get("rounds") == (None if scale == "full" else "60")
     again = tmp_path / "config.json"
     again.write_text(json.dumps(experiment.tables()))
     assert inherited_text(load_preset(again).tables()) == text
