@@ -199,9 +199,10 @@ def _sum_like(tensor: Any, float64: bool) -> Any:
 
 
 def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:
-    """Return float64 if row and sum are float64, else float32; a buffer has a format instead of a dtype."""
-    dtype = str(getattr(row, "dtype", getattr(row, "format", ""))).removeprefix("torch.")
-    return np.float64 if float64 and dtype in ("float64", "d") else np.float32
+    """Return float64 if row and sum are float64, else float32; an object with DLPack or a buffer may have no dtype."""
+    leaf = row if hasattr(row, "dtype") or not float64 else memory.read_leaf("rows[0]", row)
+    dtype = str(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype).removeprefix("torch.")
+    return np.float64 if float64 and dtype == "float64" else np.float32
 
 
 @native

@@ -141,9 +141,8 @@ def quantise(
     """
     if codec not in DTYPES:
         raise UnknownNameError.of("codec", codec, DTYPES)
-    for name, number in (("seed", seed), ("row", row), ("first", first)):
-        if number is not None:
-            check_integer(name, number, 0, 2**64 - 1)
+    for name, number in (("seed", 0 if seed is None else seed), ("row", row), ("first", first)):
+        check_integer(name, number, 0, 2**62 if name == "first" else 2**64 - 1)
     if out is None:
         n = length("x", x)
         scales = memory.empty_beside(x, -(-n // BLOCK)) if codec == "int8" else None

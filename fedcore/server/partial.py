@@ -126,6 +126,7 @@ class PartialSum(Represented):
         return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *columns, *words])
 
     @classmethod
+    @raises_fedcore_errors
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> "PartialSum":
         """Read a message that ``to_bytes`` returned. ``Round.add_partial_sum`` checks its values.
 
@@ -154,9 +155,8 @@ class PartialSum(Represented):
             raise ArrayError(f"partial: the header is malformed: {error!r}") from None
         k, at, rows = len(clients), start + size, len(COLUMNS) + groups
         if len(message) - at != (size := 8 * rows * k + 16 * (n + (p or 0))):
-            raise ArrayError(
-                f"partial: expected {size} bytes of arrays for {k} clients and n = {n}, got {len(message) - at}"
-            )
+            got = f"got {len(message) - at}"
+            raise ArrayError(f"partial: expected {size} bytes of arrays for {k} clients and n = {n}, {got}")
         # The arrays are copied: the message may be unaligned, and its sender may still change it.
         columns = np.frombuffer(message, "<f8", rows * k, at).reshape(rows, k).astype(np.float64)
         words = np.frombuffer(message, "<i8", -1, at + columns.nbytes).astype(np.int64)

@@ -1,5 +1,6 @@
 """Weighted sums, their norms, and sums of mean gradients, beyond the comparison with the oracle."""
 
+import array
 import ctypes
 import dataclasses
 import math
@@ -99,6 +100,8 @@ def test_the_dtype_of_a_sum_without_out():
                 assert kernels.weighted_sum([row.numpy()], [1], accumulate=accumulate).dtype == kept
                 view = memoryview(row.numpy().tobytes()).cast({"float32": "f", "float64": "d"}.get(dtype, "B"))
                 if view.format != "B":
+                    buffer = array.array(view.format, view)
+                    assert kernels.weighted_sum([buffer], [1], accumulate=accumulate).dtype == kept
                     assert kernels.weighted_sum([view], [1], accumulate=accumulate).dtype == kept
 
 

@@ -445,6 +445,8 @@ def test_forged_headers_are_rejected():
         result = json.dumps(header | change).encode()
         with pytest.raises(errors.ArrayError, match=r"^partial\b"):
             PartialSum.from_bytes(MAGIC + len(result).to_bytes(8, "little") + result + rest)
+    with pytest.raises(errors.ArrayError, match="NoneType"):
+        PartialSum.from_bytes(None)
     with pytest.raises(errors.ArrayError):
         PartialSum.from_bytes(MAGIC + (1 << 62).to_bytes(8, "little") + rest)
     result = json.dumps(header | {"refused": [["a", "x" * 10**6]]}).encode()
