@@ -1,4 +1,6 @@
 import copy
+import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,6 +66,11 @@ def test_tensors_that_are_not_contiguous_or_need_gradients():
     arrays = [np.ones((3, 4), np.float32), np.full((4, 3), 3, np.float32).T]
     arrays.append(np.frombuffer(b"x" + np.full(12, 2, np.float32).tobytes(), np.float32, offset=1).reshape(3, 4))
     np.testing.assert_array_equal(fedcore.aggregate([{"w": a} for a in arrays])["w"], np.full((3, 4), 2))
+    odd, line = bytearray(b"x" + np.arange(4, dtype=np.float32).tobytes()), np.arange(3, -0.5, -0.5, np.float32)
+    views = [line[::-2], np.frombuffer(odd, "f4", offset=1), torch.frombuffer(odd, dtype=torch.float32, offset=1)]
+    for first in (torch.zeros(4), torch.zeros(4).bfloat16()):
+        for view, kind in itertools.product(views, (list, iter)):
+            assert fedcore.aggregate(kind([{"w": first}, {"w": view}]))["w"].tolist() == [0, 0.5, 1, 1.5]
 
 
 def test_large_float64_models_with_an_infinite_norm():
@@ -121,6 +128,8 @@ def test_counters_of_a_nested_model():
         *[(one, None, errors.ArrayError, r"^models\b") for one in (None, 3, "a")],
         ([{"z": np.ones(2, np.complex64)}], None, errors.DtypeError, r"^client 0, z\b"),
         ([{"z": "text"}], None, errors.ArrayError, r"^client 0, z\b"),
+        ([{"z": SimpleNamespace(dtype=np.dtype("f4"), shape=(2,))}], None, errors.DtypeError, r"^client 0, z\b"),
+        ([torch.nn.Linear], None, errors.ArrayError, r"^client 0\b"),
     ],
 )
 def test_bad_arguments(models, weights, error, message):

@@ -51,10 +51,13 @@ def test_flatten_reads_modules_state_dicts_and_arrays():
     np.testing.assert_array_equal(layout.flatten(numpy), out)
 
 
-def test_tied_parameters_are_one():
-    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    net[1].weight = net[0].weight
-    assert Layout.of(net).n == 9 + 3 + 3
+def test_a_module_with_other_names_in_its_state_dict_keeps_its_buffers():
+    net = torch.nn.Sequential(batch_norm_net())
+    net[0].register_buffer("mask", torch.ones(3), persistent=False)
+    net.state_dict = net[0].state_dict  # as some wrappers do
+    layout = Layout.of(net)
+    assert layout.names == tuple(f"0.{name}" for name in Layout.of(batch_norm_net()).names)
+    assert len(layout.counters) == 1
 
 
 @pytest.mark.parametrize(

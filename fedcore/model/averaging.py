@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
+from fedcore import arrays, kernels
 from fedcore.arrays import F32, F64, LINE, NARROW, BufferPool, as_array, dtype_name, empty, ieee, tensor_over
 from fedcore.errors import ArrayError, DivergedError, FedcoreError, RangeError, ShapeError, UnknownClientError
 from fedcore.kernels import Codes
 from fedcore.kernels.robust import GramSum
-from fedcore.model.files import bytes_of, open_model
+from fedcore.model import policy
+from fedcore.model.files import open_model
 from fedcore.model.layout import FLAT, Model, Tree, describe_names, named_tensors, nested, tree_of
 from fedcore.model.lora import Adapters, check_way, equal_adapters
 from fedcore.model.policy import TensorForm, TensorPolicy, cast, in_library, is_finite, is_mask, settled, why_not_finite
@@ -61,9 +62,10 @@ def aggregate(
             iterator, from which each model is freed before the next one is taken. A model is in any form that
             ``Layout.of`` accepts, or the path of safetensors files, of a torch file (.pt, .pth, .bin, .ckpt) or of a
             .npz file, or a ``Safetensors``. A model may lack or repeat names of tied tensors; the average has the
-            first model's names. LoRA adapters in folders must have the same targets, and without ``lora`` the same
-            scale. Tensors are in CPU memory: float32, float64, float16, bfloat16, integers or bool. Float tensors are
-            cast to the first model's dtype. Read-only. A tensor that is not contiguous is copied first.
+            first model's names, of a module those of its ``state_dict``. LoRA adapters in folders must have the same
+            targets, and without ``lora`` the same scale. Tensors are in CPU memory: float32, float64, float16,
+            bfloat16, integers or bool. Float tensors are cast to the first model's dtype. Read-only. A tensor that is
+            not contiguous is copied first.
         weights: k finite numbers >= 0, not all zero, such as numbers of examples; or a mapping with the ids of
             ``models``. Default: equal weights.
         key: the key of the ``state_dict`` in torch files with several entries.
@@ -174,9 +176,9 @@ def _aggregated(given: list[Any], labels: list[str], weights: Any, key: str | No
     if (rows := _plain_rows(models, labels, first, plan)) is not None:
         with suppress(FedcoreError):  # the code below copies tensors or reports the invalid one
             return in_form(tree, plan, _averages(models, rows, labels, dict(plan), shares, chain))
-    ties, rows = ties_of(first), []
+    ties, rows = policy.ties_of(first), []
     for i, label in enumerate(labels):
-        models[i] = model = matched(named(i), plan, ties)
+        models[i] = model = policy.matched(named(i), plan, ties)
         check_model(label, model, plan)
         rows.append([_row(f"{label}, {name}", model[name], form) for name, form in averaged(plan).items()])
     return in_form(tree, plan, _averages(models, rows, labels, plan, shares, chain))
@@ -217,7 +219,7 @@ def _averages(
         name: _finished(form, outs[name]) if form.is_averaged else _settled(name, form, labels, models)
         for name, form in plan.items()
     }
-    require_tied(labels[0], ties_of(models[0]), found)
+    policy.require_tied(labels[0], policy.ties_of(models[0]), found)
     return found
 
 
@@ -376,7 +378,7 @@ class Sums:
     def __init__(self, first: Any, shares: npt.NDArray[np.float64] | None) -> None:
         self._shares, self._count, self._tree = shares, 0, form_of(first)
         named = named_tensors(first, "client 0", "client 0, ")
-        self._plan, self._ties = TensorPolicy().plan("client 0", named), ties_of(named)
+        self._plan, self._ties = TensorPolicy().plan("client 0", named), policy.ties_of(named)
         for name, form in averaged(self._plan).items():
             if is_mask(f"client 0, {name}", named[name]):
                 self._plan[name] = form._replace(kind="constant")
@@ -388,7 +390,7 @@ class Sums:
     def add(self, model: Any) -> None:
         """Add a model to the sums."""
         i, label = self._count, f"client {self._count}"
-        named = matched(named_tensors(model, label, f"{label}, "), self._plan, self._ties)
+        named = policy.matched(named_tensors(model, label, f"{label}, "), self._plan, self._ties)
         check_model(label, named, self._plan)
         if self._shares is not None and i == len(self._shares):
             raise ShapeError(f"weights: expected one number for each model, got {i} for more models")
@@ -418,7 +420,7 @@ class Sums:
                 total /= self._count
             _round_into(flat(outs[name]), total, form.result)
             outs[name] = _finished(form, require_finite(name, outs[name], form.dtype))
-        require_tied("client 0", self._ties, found := self._others[0] | outs)
+        policy.require_tied("client 0", self._ties, found := self._others[0] | outs)
         return in_form(self._tree, self._plan, found)
 
 
@@ -453,54 +455,11 @@ def shares_of(weights: Any, k: int) -> npt.NDArray[np.float64]:
     return np.asarray(given / given.sum())
 
 
-def _place(leaf: Any) -> Any:
-    """Return the place of a tensor's bytes, which tied tensors have in common; None if it cannot be tied."""
-    if isinstance(leaf, StoredTensor):
-        return leaf.place if leaf.size else None
-    if hasattr(leaf, "data_ptr"):  # of torch
-        with suppress(AttributeError, RuntimeError):  # the tensor has no memory
-            if address := leaf.data_ptr():
-                return address, leaf.stride(), leaf.shape, leaf.dtype
-    return None
-
-
-def ties_of(model: Named) -> dict[str, str]:
-    """Return the names that share their bytes with an earlier tensor of torch or of a file, and its name."""
-    places, first = {name: _place(leaf) for name, leaf in model.items()}, dict[Any, str]()
-    found = {name: first.setdefault(place, name) for name, place in places.items() if place is not None}
-    return {name: of for name, of in found.items() if of != name}
-
-
-def require_tied(first: str, ties: Mapping[str, str], result: Named) -> None:
-    """Raise ArrayError if tensors that are tied in the first model differ in the result."""
-    for alias, name in ties.items():
-        for _, ((one,), (other,)) in Windows([{name: result[alias]}, {name: result[name]}], [name]).read():
-            if not np.array_equal(bytes_of(one), bytes_of(other)):
-                reason = f"is tied to {name} in {first}, but differs in another"
-                raise ArrayError(f"{alias}: {reason}; tie them in all models")
-
-
-def matched(model: Named, plan: Mapping[str, Any], ties: Mapping[str, str]) -> Named:
-    """Return a model with the names of the plan, as far as further names of tied tensors are missing or unexpected.
-
-    Args:
-        ties: the further names of tied tensors in the plan's model; see ``ties_of``.
-    """
-    if model.keys() == plan.keys():
-        return model
-    own, found = ties_of(model), {name: leaf for name, leaf in model.items() if name in plan}
-    tied = {own.get(name, name) for name in found}
-    unexpected = {name: leaf for name, leaf in model.items() if name not in plan and own.get(name, name) not in tied}
-    known = {ties.get(name, name): leaf for name, leaf in found.items()}
-    found |= {name: known[of] for name in plan if name not in found and (of := ties.get(name, name)) in known}
-    return found | unexpected
-
-
 def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan: Plan) -> list[list[Any]] | None:
     """Return the models' float tensors if names and shapes fit, else None; the native kernel checks the rest."""
     floats, others = averaged(plan), {name: form for name, form in plan.items() if not form.is_averaged}
     shapes, types, rows = [form.shape for form in floats.values()], [type(first[name]) for name in floats], []
-    if not all(one is np.ndarray or _has_c_export(one) for one in types):
+    if not all(one is np.ndarray or hasattr(one, "__dlpack_c_exchange_api__") for one in types):
         return None
     for label, model in zip(labels, models, strict=True):
         if not isinstance(model, Mapping) or model.keys() != plan.keys():
@@ -515,22 +474,17 @@ def _plain_rows(models: Sequence[Any], labels: Sequence[str], first: Named, plan
     return rows
 
 
-def _has_c_export(kind: type) -> bool:
-    return hasattr(kind, "__dlpack_c_exchange_api__")
-
-
 def _row(name: str, leaf: Any, form: TensorForm) -> Any:
     """Return a tensor in the first model's dtype and in a form that the kernels can read; files are read later."""
     if isinstance(leaf, StoredTensor):
         return leaf
-    if dtype_name(leaf) != form.dtype:
-        return cast(as_array(name, leaf).reshape(-1), form.dtype)
-    if isinstance(leaf, np.ndarray):
-        return np.require(leaf, requirements=["C", "A"])  # a message's payload may be unaligned
-    leaf = leaf.contiguous() if hasattr(leaf, "contiguous") else leaf
-    # With older versions of torch, numpy() needs 8 us less per tensor than DLPack; bfloat16 requires DLPack.
-    is_slow = hasattr(leaf, "numpy") and not _has_c_export(type(leaf)) and form.dtype != "bfloat16"
-    return leaf.numpy() if is_slow else leaf
+    if dtype_name(leaf) != form.dtype or not hasattr(leaf, "__dlpack__"):
+        array = as_array(name, leaf)
+        policy.check_form(name, array, form.dtype, form.shape)
+        return cast(np.require(array, requirements=["C", "A"]).reshape(-1), form.dtype)
+    leaf = arrays.from_dlpack(leaf.contiguous()) if hasattr(leaf, "contiguous") else leaf
+    # A message's payload may be unaligned.
+    return np.require(leaf, requirements=["C", "A"]) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _allocate_outs(plan: Plan) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:

@@ -224,10 +224,9 @@ def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
         advice = "copy it again" if content is None else "pass the key of the state_dict"
         advice += ", or save the file with torch.save(model.state_dict(), path)"
         entries = content.items() if key is None and isinstance(content, Mapping) else ()
-        for name, entry in entries:
-            if isinstance(entry, Mapping) and any(isinstance(leaf, torch.Tensor) for leaf in entry.values()):
-                advice = f"pass key={name!r}, or --key {name} in a command"
-                break
+        inner = [name for name, one in entries if isinstance(one, Mapping) and any(map(torch.is_tensor, one.values()))]
+        if inner:
+            advice = f"pass key={inner[0]!r}, or --key {inner[0]} in a command"
         raise ArrayError(f"{path}: cannot be read as a state_dict ({reason}){keys}; {advice}") from None
     return {str(name): own_class(f"{path.name}, {name}", leaf) for name, leaf in named.items()}
 
@@ -257,7 +256,7 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
         UnknownNameError: the suffix is unknown.
         ArrayError, DtypeError: the format cannot hold tensors of that library, dtype or name. No format but torch's
             holds half of a surrogate pair, safetensors not "__metadata__", and .npz not "file", "allow_pickle" and
-            names with a zero character.
+            names with a zero character or more than 65,531 bytes, nor objects and dtypes that NumPy does not define.
         StoreError: the file cannot be written.
 
     Example (writes a model every tenth round):
@@ -285,9 +284,10 @@ def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
 def _write(tensors: dict[str, Any], form: str, file: IO[bytes]) -> None:
     if form == ".npz":
         for name, leaf in tensors.items():
-            if name in ("file", "allow_pickle") or name.encode(errors="ignore").replace(b"\0", b"").decode() != name:
+            written = name.encode(errors="ignore").replace(b"\0", b"")
+            if name in ("file", "allow_pickle") or written.decode() != name or len(written + b".npy") >= 1 << 16:
                 raise ArrayError(f"{name!r}: a .npz file cannot have a tensor of this name; rename it")
-            if leaf.dtype.kind == "V":
+            if getattr(leaf.dtype, "kind", "V") in "OTV" or leaf.dtype.isbuiltin == 2:
                 raise DtypeError(f"{name}: a .npz file cannot hold {dtype_name(leaf)}; convert the tensor")
         np.savez(file, allow_pickle=False, **tensors)
     elif form == ".safetensors":
@@ -301,7 +301,9 @@ def _write(tensors: dict[str, Any], form: str, file: IO[bytes]) -> None:
         for name in order:
             file.write(bytes_of(tensors[name]).data)
     else:
-        import_module("torch").save(tensors, file)
+        # A view would bring its whole memory along.
+        parts = {name: one for name, one in tensors.items() if one.untyped_storage().nbytes() > one.nbytes}
+        import_module("torch").save(tensors | {name: one.clone() for name, one in parts.items()}, file)
 
 
 def write_flat(
@@ -309,8 +311,7 @@ def write_flat(
 ) -> None:
     """Write a flat model, float32[n], and its tensors ``outside`` to a new folder; see ``Server.write``."""
     target = absolute(path)
-    tensors = {piece.name: piece for piece in (*layout.slices, *layout.outside)}
-    tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
+    tensors = layout.every
     headers, stored = ((), {}) if base is None else (base.headers, base)  # which has personal and frozen tensors too
     files = {Path(header.file.path).name: (header.text, list(header.tensors)) for header in headers}
     if base is not None and base.index is None and is_part(*files):

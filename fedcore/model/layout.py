@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from glob import escape
 from hashlib import blake2b
 from itertools import accumulate, chain
 from typing import Any, get_args
@@ -35,6 +36,7 @@ from fedcore.arrays import (
 )
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
 from fedcore.kernels import dequantise, quantise
+from fedcore.model import policy
 from fedcore.model.policy import BUFFERS, COUNTERS, DTYPES, Kind, TensorPolicy, check_form, is_mask, is_rounded, matches
 from fedcore.model.safetensors import StoredTensor, read_tensors
 from fedcore.validation import Represented
@@ -83,6 +85,8 @@ class Model:
             server's model, and the server ignores them in updates.
         frozen: name patterns of tensors that no client trains. They are treated as personal tensors are.
 
+    A pattern of one name of a module's tied tensor counts for all its names; the first group of ``partial`` has it.
+
     >>> model = Model({"a": np.zeros(2), "b": np.zeros(3), "head": np.zeros(4)}, partial={"A": "a"}, personal="head")
     >>> Layout.of(model).groups
     {'A': ('a',), 'rest': ('b',)}
@@ -106,14 +110,19 @@ class Model:
         """Whether a tensor is personal or frozen."""
         return matches(name, self.ignored)
 
-    def groups(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the names of each group's tensors; empty if updates have every tensor."""
+    def groups(self, names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+        """Return the first names of each group's tensors; empty if updates have every tensor.
+
+        Args:
+            names: all names of each tensor, by its first name.
+        """
         groups: dict[str, list[str]] = {str(group): [] for group in self.partial}
-        for name in names if groups else ():
-            fits = (str(group) for group, of in self.partial.items() if matches(name, patterns_of("partial", of)))
-            groups.setdefault(next(fits, REST), []).append(name)
+        patterns = {str(group): patterns_of("partial", of) for group, of in self.partial.items()}
+        for first, every in names.items() if groups else ():
+            fits = (group for group, of in patterns.items() if any(matches(name, of) for name in every))
+            groups.setdefault(next(fits, REST), []).append(first)
         if empty := [group for group, members in groups.items() if not members]:
-            raise UnknownNameError(f"partial[{empty[0]!r}]: no tensor matches; use patterns of {', '.join(names[:3])}")
+            raise UnknownNameError(f"partial[{empty[0]!r}]: no tensor is left; use some of {shown_names(names)}")
         return {group: tuple(members) for group, members in groups.items()}
 
 
@@ -130,7 +139,8 @@ def patterns_of(name: str, value: Any) -> tuple[str, ...]:
 
 
 class Layout(Represented):
-    """The layout of a model: the range of each named tensor in the flat vector. Equality ignores library and tree.
+    """The layout of a model: the range of each named tensor in the flat vector. Equality ignores library, tree and
+    further names.
 
     Attributes:
         n: the length of the flat vector.
@@ -140,7 +150,9 @@ class Layout(Represented):
         constants: the tensors that no method averages, outside the flat vector. Only small ones, such as flags, may
             change.
         narrow: the tensors of the flat vector whose dtype cannot represent every float32.
-        aliases: further names of tied parameters. A ``state_dict`` repeats these; the flat vector holds them once.
+        aliases: further names of a module's tied parameters and buffers, and the first name of each. A ``state_dict``
+            repeats these; the flat vector holds them once.
+        every: the tensors by name, also by further names.
         library: the library of the model's tensors: "numpy", "torch" or "jax".
         tree: the nesting of a model, or None for a flat mapping of tensors.
         groups: the names of the tensors of each group of ``Model.partial``; empty if updates have every tensor.
@@ -179,6 +191,7 @@ class Layout(Represented):
         self.parts = [(piece.name, piece.shape) for piece in self.slices]
         self.names = tuple(piece.name for piece in self.slices)
         self._all = {piece.name: piece for piece in self.slices + self.outside}
+        self.every = self._all | {alias: self._all[first] for alias, first in self.aliases.items()}
 
     @classmethod
     def of(cls, x: Any, *, buffers: Sequence[str] = BUFFERS, counters: Sequence[str] = COUNTERS) -> "Layout":
@@ -198,39 +211,40 @@ class Layout(Represented):
         (8, ('w', 'b'))
         """
         model = x if isinstance(x, Model) else Model(x)
-        x, parameters, buffer_names, aliases = model.tensors, set[str](), set[str](), dict[str, str]()
-        if hasattr(x, "named_parameters"):
-            first = {id(tensor): name for name, tensor in x.named_parameters()}
-            parameters = set(first.values())
-            buffer_names = {name for name, _ in x.named_buffers()}
-            every = {name: first[id(tensor)] for name, tensor in x.named_parameters(remove_duplicate=False)}
-            aliases = {name: of for name, of in every.items() if of != name}
-        tensors, named = [], {name: leaf for name, leaf in named_tensors(x).items() if not model.ignores(name)}
-        aliases = {name: first for name, first in aliases.items() if first in named}
-        policy = TensorPolicy(buffers, counters)
+        x, is_module = model.tensors, hasattr(model.tensors, "named_parameters")
+        tensors, every, names = [], named_tensors(x), dict[Any, list[str]]()
+        for name, tensor in (_tensors_of(x) if is_module else every).items():  # a mapping may share memory by chance
+            names.setdefault(id(tensor) if is_module else name, []).append(name)
+        kept = {own[0]: own for own in names.values() if not any(map(model.ignores, own))}
+        aliases = {name: first for first, own in kept.items() for name in own[1:]}
+        named = {first: every[first] for first in kept}
+        tied = [escape(name) for own in names.values() if own[0] not in kept for name in own if not model.ignores(name)]
+        parameters = dict(x.named_parameters()) if is_module else {}
+        kinds = TensorPolicy(buffers, counters)
         for name, leaf in named.items():
             try:
-                form = policy.form(name, leaf)
+                form = kinds.form(name, leaf)
             except ArrayError as error:  # a checkpoint with other entries beside the model
                 keys = ("state_dict", "model_state_dict", "model") if isinstance(x, Mapping) else ()
                 models = [key for key in keys if isinstance(x.get(key), Mapping)]
                 raise ArrayError(f"{error}; pass the entry {models[0]!r}") if models else error from None
             kind = form.kind
             if form.is_averaged:
-                is_buffer = kind == "buffer" or name in buffer_names
-                is_constant = name not in parameters and is_mask(name, leaf)
-                kind = "constant" if is_constant else "buffer" if is_buffer and name not in parameters else "parameter"
+                if name not in parameters and is_mask(name, leaf):
+                    kind = "constant"
+                elif is_module:
+                    kind = "parameter" if name in parameters else "buffer"
             tensors.append(Slice(name, kind, form.shape, form.dtype))
-        tree, groups = tree_of(x), model.groups(list(named))
+        tree, groups = tree_of(x), model.groups(kept)
         if tree is not None and (groups or model.ignored):
             raise ArrayError("model: partial, personal and frozen need a module or a flat mapping of tensors by name")
-        return cls(tensors, aliases, library_of(named.values()), tree, groups=groups, ignored=model.ignored)
+        return cls(tensors, aliases, library_of(named.values()), tree, groups=groups, ignored=(*model.ignored, *tied))
 
     def __eq__(self, other: object) -> bool:
-        """Whether the tensors, their ranges, the aliases and the groups are equal."""
+        """Whether the tensors, their ranges and the groups are equal."""
         if not isinstance(other, Layout):
             return NotImplemented
-        own, others = ((one.slices, one.outside, one.aliases, one.groups) for one in (self, other))
+        own, others = ((one.slices, one.outside, one.groups) for one in (self, other))
         return own == others
 
     def __hash__(self) -> int:
@@ -246,8 +260,7 @@ class Layout(Represented):
 
     def to_state(self) -> dict[str, Any]:
         """Return the layout in JSON types."""
-        listed = self.slices + self.outside
-        pieces = [[piece.name, piece.kind, list(piece.shape), piece.dtype] for piece in listed]
+        pieces = [[piece.name, piece.kind, list(piece.shape), piece.dtype] for piece in self._all.values()]
         state = {"tensors": pieces, "aliases": self.aliases, "library": self.library, "tree": self.tree}
         optional = {"groups": self.groups, "ignored": self.ignored}
         return state | {name: value for name, value in optional.items() if value}
@@ -265,11 +278,8 @@ class Layout(Represented):
         if library not in get_args(Library):
             raise UnknownNameError.of("library", library, get_args(Library))
         tree, groups, ignored = state.get("tree"), state.get("groups", {}), state.get("ignored", ())
-        listed = {
-            "tree": None if tree is None else _leaves(tree),
-            "groups": chain(*groups.values()) if groups else None,
-        }
-        for what, names in listed.items():
+        listed = chain(*groups.values()) if groups else None
+        for what, names in (("tree", tree and _leaves(tree)), ("groups", listed)):
             if names is not None and sorted(names) != sorted(piece.name for piece in pieces):
                 raise ArrayError(f"{what}: must name each tensor once")
         return cls(pieces, state["aliases"], library, tree, groups=groups, ignored=ignored)
@@ -313,7 +323,7 @@ class Layout(Represented):
             ArrayError: a group is incomplete, a name is unknown, or x has no tensor of the model.
         """
         named = self._named(x)
-        if unknown := [name for name in named if name not in self._all]:
+        if unknown := [name for name in named if name not in self.every]:
             raise ArrayError(f"model: tensors are unknown ({shown_names(unknown)}); send names of the model")
         found = {}
         for group, names in self.groups.items():
@@ -324,13 +334,15 @@ class Layout(Represented):
                 found[group] = {name: named[name] for name in names}
         if not found:
             raise ArrayError(f"model: has no tensors; send at least one of the groups {', '.join(self.groups)}")
+        self._check(named, strict=False)
         return found
 
     def _named(self, x: Any, *, to_write: bool = False, what: str = "model") -> dict[str, Any]:
-        """Return a model's tensors by name, without aliases and ignored tensors."""
-        tensors = named_tensors(x, what, to_write=to_write)
-        named = {name: leaf for name, leaf in tensors.items() if name not in self.aliases}
-        return {name: named[name] for name in named if not matches(name, self.ignored)} if self.ignored else named
+        """Return a model's tensors by name, without ignored tensors. Tied tensors have all of their names."""
+        named = named_tensors(x, what, to_write=to_write)
+        if self.ignored:
+            named = {name: leaf for name, leaf in named.items() if not matches(name, self.ignored)}
+        return policy.matched(named, self.every, self.aliases)
 
     def flatten(self, x: Any, out: Vector | None = None) -> Vector:
         """Return a model's parameters and float buffers as one vector, float32[n], in ``out`` if given.
@@ -375,10 +387,9 @@ class Layout(Represented):
         if not self.groups:
             flat = self.flatten(x)
         else:
-            sent = self.split(x)
-            whole = self.join({name: self.of_groups[name].flatten(own) for name, own in sent.items()}, empty(self.n))
-            names = {name for own in sent.values() for name in own}
-            flat = np.concatenate([whole[piece.start : piece.stop] for piece in self.slices if piece.name in names])
+            sent = {name: leaf for named in self.split(x).values() for name, leaf in named.items()}
+            layout = Layout([piece for piece in self.slices if piece.name in sent])
+            flat = layout.flatten({name: sent[name] for name in layout.names})
         return blake2b(np.ascontiguousarray(flat, "<f4").data, digest_size=32).hexdigest()
 
     def flatten_all(self, x: Any) -> npt.NDArray[np.float64]:
@@ -470,13 +481,13 @@ class Layout(Represented):
 
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[Any]]:
         """Return copies of a model's counters and constants in their dtypes, except bfloat16 and float16 as float32."""
-        if self.groups and self.outside:
-            read = (self.of_groups[group].read_counters(named) for group, named in self.split(x).items())
-            return {name: counter for counters in read for name, counter in counters.items()}
-        if (plain := self._plain(x, self.outside) if self.outside else []) is None:
-            named = self._check(x)
-            plain = [_array(piece, to_host(named[piece.name])) for piece in self.outside]
-        return {piece.name: one.copy().reshape(piece.shape) for piece, one in zip(self.outside, plain, strict=True)}
+        if not self.outside:
+            return {}
+        if (plain := self._plain(x, self.outside)) is not None:
+            return {piece.name: one.copy().reshape(piece.shape) for piece, one in zip(self.outside, plain, strict=True)}
+        named = self._check(x, strict=not self.groups)
+        sent = [piece for piece in self.outside if piece.name in named]
+        return {piece.name: _array(piece, to_host(named[piece.name])).copy() for piece in sent}
 
     def _plain(self, x: Any, pieces: Sequence[Slice]) -> list[Any] | None:
         """Return vectors over some tensors of a model, or None unless they are plain ones of a mapping of all names."""
@@ -515,9 +526,8 @@ class Layout(Represented):
         if library not in get_args(Library):
             raise UnknownNameError.of("library", library, get_args(Library))
         arrays = self.unflatten(flat.copy() if copy and library == "numpy" else flat)
-        named = {piece.name: as_tensor(arrays[piece.name], piece.dtype, library) for piece in self.slices}
-        for piece in self.outside:
-            named[piece.name] = as_tensor(counters[piece.name].copy(), piece.dtype, library)
+        arrays |= {piece.name: counters[piece.name].copy() for piece in self.outside}
+        named = {name: as_tensor(arrays[name], piece.dtype, library) for name, piece in self._all.items()}
         named |= {alias: named[name] for alias, name in self.aliases.items()}
         return named if self.tree is None else nested(self.tree, named)
 
@@ -528,11 +538,12 @@ class Layout(Represented):
 
         Args:
             model: an ``nn.Module`` on any device, or a mapping or sequence of tensors, with this layout's names and
-                shapes.
+                shapes. Numbers beyond the range of a tensor's dtype become infinite.
             strict: whether names must be equal. If False, only tensors with a name in both are copied.
 
         Raises:
-            ArrayError, ShapeError, DtypeError: the model does not fit the layout; no tensor was changed.
+            ArrayError, ShapeError, DtypeError: the model does not fit the layout, or ties tensors that differ here; no
+                tensor was changed.
             ArrayError: a tensor is read-only; tensors before it may have been changed.
         """
         named, device = self._check(model, to_write=True, strict=strict), device_of(flat)
@@ -540,30 +551,32 @@ class Layout(Represented):
             parts = {piece.name: flat[piece.start : piece.stop] for piece in self.slices}  # avoids a copy to the host
         else:
             parts = self.unflatten(to_host(flat))
-        for name, part in (parts | {piece.name: counters[piece.name] for piece in self.outside}).items():
-            if name in named:
-                write_tensor(name, named[name], part)
+        parts |= {piece.name: counters[piece.name] for piece in self.outside}
+        values = {name: parts[self.every[name].name] for name in named}
+        policy.require_tied("the given model", policy.ties_of(named), values)
+        for name, leaf in named.items():
+            write_tensor(name, leaf, values[name])
 
     def log_rounded(self, named: Mapping[str, Any]) -> None:
         """Log the first float64 tensors in memory or in files whose numbers float32 does not hold, once."""
-        rounded = (
-            [name for name in self.names if name in named and is_rounded(name, named[name])] if self._is_wide else []
-        )
-        if rounded:
+        found = (name for name in self.names if name in named and is_rounded(name, named[name]))
+        if self._is_wide and (rounded := [*found]):
             self._is_wide = False
             LOGGER.warning(f"{shown_names(rounded)}: rounded from float64 to float32; fedcore.aggregate is in float64")
 
     def _check(self, x: Any, *, to_write: bool = False, strict: bool = True, what: str = "model") -> dict[str, Any]:
-        """Return the model's tensors by name after checking names, shapes and dtypes."""
+        """Return the model's tensors by name after checking names, shapes, dtypes and, unless ``to_write``, ties."""
         named = self._named(x, to_write=to_write, what=what)
         if not strict:
-            named = {name: leaf for name, leaf in named.items() if name in self._all}
-        elif named.keys() != self._all.keys():
+            named = {name: leaf for name, leaf in named.items() if name in self.every}
+        elif named.keys() != self.every.keys():
             if list(self._all) == [FLAT]:
                 raise ArrayError(f"{what}: the server has one array, without names of tensors; copy server.x")
-            raise ArrayError(f"{what}: {describe_names(list(self._all), list(named))}")
+            raise ArrayError(f"{what}: {describe_names(list(self.every), list(named))}")
         for name, leaf in named.items():
-            check_form(name, leaf, self._all[name].dtype, self._all[name].shape)
+            check_form(name, leaf, self.every[name].dtype, self.every[name].shape)
+        if not to_write:
+            policy.require_tied("the server's model", self.aliases, named)
         return named
 
 
@@ -593,10 +606,8 @@ def named_tensors(x: Any, what: str = "model", at: str = "", *, to_write: bool =
     """
     if isinstance(x, Model):
         x = x.tensors
-    if hasattr(x, "named_parameters"):
-        # state_dict() would repeat tied parameters and detach the tensors.
-        persistent = x.state_dict().keys()
-        x = dict(x.named_parameters()) | {k: v for k, v in x.named_buffers() if k in persistent}
+    if hasattr(x, "named_parameters") and not isinstance(x, type):
+        x = _tensors_of(x)
     if isinstance(x, Mapping) or _is_list(x):
         named: dict[str, Any] = {}
         for name, leaf in _items(x):
@@ -615,6 +626,15 @@ def named_tensors(x: Any, what: str = "model", at: str = "", *, to_write: bool =
     raise ArrayError(f"{what}: expected a module, a mapping or sequence of arrays, or an array, got {type(x).__name__}")
 
 
+def _tensors_of(module: Any) -> dict[str, Any]:
+    """Return a module's parameters and persistent buffers by name; tied ones have several names."""
+    # A class may override state_dict().
+    parts = module.named_modules(remove_duplicate=False)
+    hidden = {f"{path}.{name}".lstrip(".") for path, part in parts for name in part._non_persistent_buffers_set}
+    buffers = {name: one for name, one in module.named_buffers(remove_duplicate=False) if name not in hidden}
+    return dict(module.named_parameters(remove_duplicate=False)) | buffers
+
+
 def _items(x: Any) -> Iterable[tuple[str, Any]]:
     pairs = x.items() if isinstance(x, Mapping) else enumerate(x)
     return ((str(name), leaf) for name, leaf in pairs)
@@ -626,18 +646,17 @@ def _is_list(x: Any) -> bool:
     return not hasattr(x, "shape") and not hasattr(x, "__dlpack__")
 
 
-def tree_of(x: Any, at: str = "") -> Tree:
+def tree_of(x: Any) -> Tree:
     """Return the nesting of a model, or None for a module, an array or a mapping of arrays."""
-    if hasattr(x, "named_parameters") or not (isinstance(x, Mapping) or _is_list(x)):
-        return None
-    if not at and isinstance(x, Mapping) and all(hasattr(leaf, "dtype") for leaf in x.values()):
-        return None
-    items = [(name, leaf, f"{at}{name}") for name, leaf in _items(x)]
-    nests = [isinstance(leaf, Mapping) or _is_list(leaf) for _, leaf, _ in items]
-    if not at and isinstance(x, Mapping) and not any(nests):
-        return None
-    trees = [tree_of(leaf, f"{path}.") if nest else path for nest, (_, leaf, path) in zip(nests, items, strict=True)]
-    return {name: tree for (name, _, _), tree in zip(items, trees, strict=True)} if isinstance(x, Mapping) else trees
+    tree = "" if hasattr(x, "named_parameters") else _tree(x)
+    is_flat = isinstance(tree, Mapping) and all(isinstance(part, str) for part in tree.values())
+    return None if is_flat or isinstance(tree, str) else tree
+
+
+def _tree(x: Any, at: str = "") -> Tree:
+    if isinstance(x, Mapping):
+        return {name: _tree(leaf, f"{at}{name}.") for name, leaf in _items(x)}
+    return [_tree(leaf, f"{at}{name}.") for name, leaf in _items(x)] if _is_list(x) else at[:-1]
 
 
 def _leaves(tree: Tree) -> Iterator[str]:

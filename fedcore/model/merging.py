@@ -44,7 +44,7 @@ from fedcore.files import (
 from fedcore.kernels import Linear
 from fedcore.kernels.aggregate import Summed
 from fedcore.kernels.robust import GramSum
-from fedcore.model import averaging
+from fedcore.model import averaging, policy
 from fedcore.model.files import BESIDE, FORMS, bytes_of, files_beside, open_model
 from fedcore.model.layout import LOGGER, shown_names
 from fedcore.model.lora import ADAPTER, ADAPTER_MODEL, Adapters, check_way, equal_adapters
@@ -369,13 +369,13 @@ class _Job:
         place = Path(self.base_path or "")
         self.report_path = (place if place.is_dir() else place.parent) / REPORT
         self.report = self._report()
-        self.ties = self.report.get("ties", {}) | averaging.ties_of(self.pattern)
+        self.ties = self.report.get("ties", {}) | policy.ties_of(self.pattern)
         given = ((option, one) for option, one in of.items() if one is not None)
         self.patterns = {option: [one] if isinstance(one, str) else [*one] for option, one in given}
         self.chosen = self._chosen()
         due = self.plan if base is None else {name: self.plan[name] for name in self.chosen}
         for i, model in enumerate(models):
-            model = averaging.matched(model, self.plan, self.ties)
+            model = policy.matched(model, self.plan, self.ties)
             advice = f"pass models with the tensors of {shorten(self.base_path or self.paths[0])}"
             for names, why in ((self.chosen, advice), (due, OUTSIDE)):
                 try:
@@ -525,7 +525,7 @@ class _Job:
                 pass_.combine(self.chain)
             pass_.run()
         merged = ChainMap(*(read_header(part.path / one.path, part).tensors for one in self.targets()))
-        averaging.require_tied(self.base_path or self.paths[0], self.ties, merged)
+        policy.require_tied(self.base_path or self.paths[0], self.ties, merged)
         text = json.dumps(pass_.report(), default=str)
         report: dict[str, Any] = json.loads(text, parse_constant=lambda name: None)  # JSON has no infinities
         with replacing(Path(REPORT), folder=part) as file:
@@ -804,9 +804,8 @@ class _Pass:
         state.squares[part.name] = (squares + state.squares.get(part.name, 0.0)).tolist()
         if x is not None:
             return self._step(part, v, x, rows[len(self._models) :])
-        return [
-            averaging.require_finite(part.name, cast(v, form.dtype), form.dtype, has_rule=self._combination is not None)
-        ]
+        has_rule = self._combination is not None
+        return [averaging.require_finite(part.name, cast(v, form.dtype), form.dtype, has_rule=has_rule)]
 
     def _step(self, part: Part, v: Any, x: Any, moments: Sequence[Any]) -> list[Any]:
         """Return a part of x - gamma u, and the same part of each new moment."""
@@ -830,9 +829,8 @@ class _Pass:
         if is_mask(part.name, self._job.pattern[part.name]):
             self._state.constants.append(part.name)
         elif x is not None and not is_finite(x):
-            raise ArrayError(
-                f"base, {part.name}: {why_not_finite(rows[len(given)], 'float32', 'in which steps compute')}"
-            )
+            why = why_not_finite(rows[len(given)], "float32", "in which steps compute")
+            raise ArrayError(f"base, {part.name}: {why}")
         else:
             kind, sent = self._job.plan[part.name].dtype, zip(self._kept, rows, given, strict=False)
             bad = {str(i): f"{part.name}: {why_not_finite(row, kind)}" for i, row, one in sent if not is_finite(one)}

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import translate
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ from fedcore.arrays import (
     dtype_name,
     library_of,
     spans,
+    to_host,
 )
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.model.safetensors import WINDOW, StoredTensor
@@ -117,19 +119,14 @@ def is_mask(name: str, leaf: Any) -> bool:
     """Whether a float tensor has infinities, and no NaN. Tensors in files are read in windows."""
     if library_of([leaf]) == "torch":
         return bool(leaf.isinf().any()) and not bool(leaf.isnan().any())
-    found = False
-    for numbers in _numbers(name, leaf):
-        if not np.isfinite(numbers).all():
-            if np.isnan(numbers).any():
-                return False
-            found = True
-    return found
+    has_nan = [np.isnan(numbers).any() for numbers in numbers_of(name, leaf) if not np.isfinite(numbers).all()]
+    return bool(has_nan) and not any(has_nan)
 
 
-def _numbers(name: str, leaf: Any) -> Iterator[npt.NDArray[Any]]:
-    """Yield the elements of a tensor in a file or in host memory, in windows; nothing of one on a device."""
+def numbers_of(name: str, leaf: Any) -> Iterator[npt.NDArray[Any]]:
+    """Yield the elements of a tensor in a file or in host memory, in equal windows; nothing of one on a device."""
     if isinstance(leaf, StoredTensor):
-        for span in spans(leaf.size, 2 * leaf.itemsize, WINDOW):
+        for span in spans(leaf.size, 16, WINDOW):
             yield as_array(name, leaf.read(span.start, span.stop))
     elif device_of(leaf) == CPU:
         flat = as_array(name, leaf).reshape(-1)
@@ -139,7 +136,7 @@ def _numbers(name: str, leaf: Any) -> Iterator[npt.NDArray[Any]]:
 @np.errstate(all="ignore")
 def is_rounded(name: str, leaf: Any) -> bool:
     """Whether a tensor in host memory or in a file has float64 numbers that float32 does not hold."""
-    parts = _numbers(name, leaf) if dtype_name(leaf) == "float64" else ()
+    parts = numbers_of(name, leaf) if dtype_name(leaf) == "float64" else ()
     return any(((part.astype(np.float32) != part) & (part == part)).any() for part in parts)
 
 
@@ -150,7 +147,7 @@ def is_finite(tensor: Any) -> bool:
 
 def why_not_finite(leaf: Any, kind: str, why: str = "the first model's dtype") -> str:
     """Return the reason that a tensor in CPU memory or in a file is not finite in a dtype."""
-    if all(np.isfinite(numbers).all() for numbers in _numbers("tensor", leaf)):
+    if all(np.isfinite(numbers).all() for numbers in numbers_of("tensor", leaf)):
         return f"has numbers beyond the range of {kind}, {why}"
     return NOT_FINITE
 
@@ -198,6 +195,59 @@ def settled(name: str, form: TensorForm, values: Iterable[tuple[str, Any]], why:
 def in_library(form: TensorForm, array: npt.NDArray[Any]) -> Any:
     """Return an array as a tensor of the form's library and dtype."""
     return as_tensor(array.reshape(form.shape), form.dtype, form.library)
+
+
+# Tied tensors are one tensor under several names, whose first name counts.
+
+
+def _place(leaf: Any) -> Any:
+    """Return the place of a tensor's bytes, which tied tensors have in common; None if it cannot be tied."""
+    if isinstance(leaf, StoredTensor):
+        return leaf.place if leaf.size else None
+    if hasattr(leaf, "data_ptr"):  # of torch
+        with suppress(AttributeError, RuntimeError):  # the tensor has no memory
+            if address := leaf.data_ptr():
+                return address, leaf.stride(), leaf.shape, leaf.dtype
+    return None
+
+
+def ties_of(model: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names that share their bytes with an earlier tensor of torch or of a file, and its name."""
+    places, first = {name: _place(leaf) for name, leaf in model.items()}, dict[Any, str]()
+    found = {name: first.setdefault(place, name) for name, place in places.items() if place is not None}
+    return {name: of for name, of in found.items() if of != name}
+
+
+def are_same(name: str, one: Any, other: Any) -> bool:
+    """Whether two tensors of one shape are in the same place, or have equal numbers."""
+    if one is other or ((place := _place(one)) is not None and place == _place(other)):
+        return True
+    parts = [numbers_of(name, to_host(leaf)) for leaf in (one, other)]
+    return all(are_equal(*pair) for pair in zip(*parts, strict=False))
+
+
+def require_tied(where: str, ties: Mapping[str, str], named: Mapping[str, Any]) -> None:
+    """Raise ArrayError if tensors that are tied in one model differ in another."""
+    for alias, name in ties.items():
+        if alias in named and not are_same(alias, named[alias], named[name]):
+            reason = f"is tied to {name} in {where}, but differs in another"
+            raise ArrayError(f"{alias}: {reason}; tie them in all models")
+
+
+def matched(model: Mapping[str, Any], plan: Mapping[str, Any], ties: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a model with the names of the plan, as far as further names of tied tensors are missing or unexpected.
+
+    Args:
+        ties: the further names of tied tensors in the plan's model; see ``ties_of``.
+    """
+    if model.keys() <= plan.keys() and (not ties or len(model) == len(plan)):
+        return model
+    own, found = ties_of(model), {name: leaf for name, leaf in model.items() if name in plan}
+    tied = {own.get(name, name) for name in found}
+    unexpected = {name: leaf for name, leaf in model.items() if name not in plan and own.get(name, name) not in tied}
+    known = {ties.get(name, name): leaf for name, leaf in found.items()}
+    found |= {name: known[of] for name in plan if name not in found and (of := ties.get(name, name)) in known}
+    return found | unexpected
 
 
 # The form of tensors in other models.

@@ -61,7 +61,7 @@ class Windows:
         for name in names:
             tensors = [model[name] for model in models]
             width = max(BYTES[dtype_name(tensor)] for tensor in tensors)
-            n = max(map(_size, tensors))
+            n = max(math.prod(tensor.shape) for tensor in tensors)
             step = max(most // (width * UNIT), 1) * UNIT
             for start in range(0, n, step):
                 part = Part(name, start, min(start + step, n))
@@ -95,10 +95,6 @@ class Windows:
                 yield parts, [job.result() for job in jobs]
                 buffers.append(memory)
                 request()
-
-
-def _size(tensor: Any) -> int:
-    return int(np.prod(tensor.shape, dtype=np.int64))
 
 
 def _fill(memory: list[npt.NDArray[np.uint8]], i: int, model: Mapping[str, Any], parts: list[Part]) -> list[Any]:

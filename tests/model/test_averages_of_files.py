@@ -82,12 +82,14 @@ def test_npz_files_give_the_bits_of_models_in_memory(tmp_path, small_windows):
     assert isinstance(open_model(paths[0])["w"], StoredTensor)  # read in windows
 
 
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("first", range(5))
 def test_names_of_tied_tensors_may_be_missing_or_repeated(tmp_path, first):
     nets = [Tied(0), Tied(1)]
     torch.save(nets[1].state_dict(), tmp_path / "both.pt")
-    write_model({"embed.weight": nets[1].embed.weight}, tmp_path / "one.safetensors")
-    forms = [nets[1], nets[1].state_dict(), tmp_path / "both.pt", str(tmp_path / "one.safetensors")]
+    for name in ("embed", "head"):
+        write_model({f"{name}.weight": nets[1].embed.weight}, tmp_path / f"{name}.safetensors")
+    files = [tmp_path / "both.pt", str(tmp_path / "embed.safetensors"), tmp_path / "head.safetensors"]
+    forms = [nets[1], nets[1].state_dict(), *files]
     due = fedcore.aggregate(nets)["embed.weight"]
     given = [nets[0], nets[0].state_dict()]
     for pair in [(forms[first], other) for other in given] + [(other, forms[first]) for other in given]:

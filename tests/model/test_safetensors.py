@@ -135,7 +135,7 @@ def test_a_torch_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz", "pt"])
-@pytest.mark.parametrize("name", ["__metadata__", "\ud800", "allow_pickle", "file", "a\0b"])
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800", "allow_pickle", "file", "a\0b", "n" * 65_531, "n" * 65_532])
 def test_a_name_is_read_again_or_refused(tmp_path, name, ending):
     path = tmp_path / f"m.{ending}"
     with suppress(errors.ArrayError):
@@ -144,6 +144,20 @@ def test_a_name_is_read_again_or_refused(tmp_path, name, ending):
         fedcore.merge(tmp_path / "out", [path])
     for written in map(tmp_path.joinpath, os.listdir(tmp_path)):
         assert list(read_model(written)) == [name]
+
+
+@pytest.mark.parametrize("dtype", [object, "V2", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, ml_dtypes.int4])
+def test_a_dtype_that_npz_does_not_hold_is_refused(tmp_path, dtype):
+    with pytest.raises(errors.DtypeError, match=r"^w: a \.npz file cannot hold"):
+        write_model({"w": np.zeros(2, dtype)}, tmp_path / "m.npz")
+
+
+def test_a_view_is_written_without_the_memory_around_it(tmp_path):
+    whole = torch.arange(100_000.0)
+    write_model({"w": whole[3:5], "v": whole[5::50_000], "one": whole[:1].expand(4)}, tmp_path / "m.pt")
+    assert (tmp_path / "m.pt").stat().st_size < 5000
+    found = read_model(tmp_path / "m.pt")
+    assert {name: one.tolist() for name, one in found.items()} == {"w": [3, 4], "v": [5, 50_005], "one": [0] * 4}
 
 
 def test_a_model_of_several_files_needs_an_index(tmp_path):

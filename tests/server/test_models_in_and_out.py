@@ -1,12 +1,15 @@
 """A model comes back in its library and dtypes."""
 
 import copy
+import itertools
 import json
+from collections import OrderedDict
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_model
 
 from fedcore import Layout, Model, RoundPolicy, Safetensors, Server, Update, errors, write_model
 from tests.kit import python
@@ -129,12 +132,63 @@ def test_load_into_other_float_dtypes_and_models_that_do_not_fit():
         server.load_into(locked)
 
 
-def test_tied_parameters_come_under_both_names():
-    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    net[1].weight = net[0].weight
-    server = Server(net, "FedAvg", 1, lr=0.1)
+def tied_net():
+    """A weight and a BatchNorm have two names each. Files keep ``head.weight``, and fedcore ``tokens.weight``."""
+    norm, tokens, head = torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2)
+    head.weight = tokens.weight
+    return torch.nn.Sequential(OrderedDict(tokens=tokens, head=head, norm=norm, again=norm))
+
+
+def of_one(model):
+    return Server(model, "FedAvg", clients=1, lr=0.1)
+
+
+def reply_of(server, model):
+    with server.open_round() as opened:
+        return opened.add(0, model, steps=1)
+
+
+def test_tied_tensors_come_under_all_names():
+    net, other = tied_net(), tied_net()
+    server, state = of_one(net), {name: one.clone() for name, one in net.state_dict().items()}
     net.load_state_dict(server.tensors())
-    server.load_into(net.state_dict())
+    older = Layout.of(net).to_state() | {"aliases": {"head.weight": "tokens.weight"}}
+    assert Layout.from_state(older) == Layout.of(net) == Layout.of(Model(net)) != Layout.of(state)
+    other.head.weight = torch.nn.Parameter(torch.full((2, 2), 9.0))
+    server.load_into(other)
+    assert all(torch.equal(other.state_dict()[name], one) for name, one in state.items())
+    assert reply_of(server, {name: one + 1 for name, one in state.items()})
+    assert torch.equal(server.tensors()["again.running_mean"], torch.ones(2))
+    untied = of_one(state | {"head.weight": torch.full((2, 2), 9.0)})
+    with pytest.raises(errors.ArrayError, match=r"head.weight: is tied to tokens.weight in the given model"):
+        untied.load_into(net)
+    assert all(torch.equal(one, state[name]) for name, one in net.state_dict().items())
+
+
+def test_tied_tensors_that_differ_are_refused():
+    net = tied_net()
+    state = net.state_dict()
+    for model, name in itertools.product((net, Model(net, partial={"head": "head.*"})), Layout.of(net).aliases):
+        for value in (state[name] + 1, torch.ones(17), 3):
+            assert name in reply_of(of_one(model), state | {name: value}).reason
+            with pytest.raises(errors.FedcoreError, match=name):
+                of_one(model).replace_x(state | {name: value})
+
+
+def test_any_name_of_a_tied_tensor_stands_for_all(tmp_path):
+    net = tied_net()
+    save_model(net, str(tmp_path / "m.safetensors"))
+    file = Safetensors(tmp_path / "m.safetensors")
+    assert "tokens.weight" not in file
+    assert reply_of(of_one(net), file)
+    assert reply_of(of_one(file), net)
+    for pattern in ("head.*", "tokens.*"):
+        server = of_one(Model(net, personal=pattern))
+        assert not server.tensors().keys() & {"head.weight", "tokens.weight"}
+        assert all(reply_of(server, model) for model in (net, net.state_dict()))
+    server = of_one(Model(net, partial={"tokens": "tokens.*", "head": "head.*"}))
+    assert reply_of(server, {f"head.{name}": one + 1 for name, one in net.head.state_dict().items()})
+    assert torch.equal(server.tensors()["tokens.weight"], net.head.weight + 1)
 
 
 def test_layouts_are_equal_whatever_the_library():

@@ -51,7 +51,7 @@ def train(
     task.require_followed(plain=options is None or options.plain)
     model = FlatModel(module)
     own = model.layout
-    named = {**module.state_dict(), **task.tensors}
+    named = {own.aliases.get(k, k): one for part in (module.state_dict(), task.tensors) for k, one in part.items()}
     model.load(own.flatten(named), own.read_counters(named))
     module.train()
     previous = None if task.x_prev is None else FlatModel(copy.deepcopy(module))
@@ -64,5 +64,4 @@ def train(
     followed = replace(task, offset=carry(task.offset, task.layout, own))
     work = sgd(model, inputs, labels, batches, followed, x=x, previous=previous, options=options)
     control = carry(work.control, own, task.layout)
-    claims: dict[str, Any] = {"examples": len(labels), "control": control, "loss": loss}
-    return task.reply(module, steps=work.steps, metrics=metrics, **claims)
+    return task.reply(module, steps=work.steps, metrics=metrics, examples=len(labels), control=control, loss=loss)

@@ -110,7 +110,8 @@ class Trainer:
         """
         work, layout = order(received), self.model.layout
         work.require_followed(plain=self._options is None or self._options.plain)
-        self.model.load(layout.flatten(received.params), layout.read_counters(received.params))
+        named = {layout.aliases.get(name, name): one for name, one in received.params.items()}
+        self.model.load(layout.flatten(named), layout.read_counters(named))
         self.model.module.train()
         previous = None
         if work.x_prev is not None:
