@@ -17,20 +17,20 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_014,
     "csrc": 11_715,
-    "tests": 65_064,
-    "fedcore": 2_803,
-    "fedcore/adapters": 2_839,
+    "tests": 65_060,
+    "fedcore": 2_802,
+    "fedcore/adapters": 2_837,
     "fedcore/algorithms": 1_279,
-    "fedcore/cli": 1_612,
+    "fedcore/cli": 1_611,
     "fedcore/cluster": 2_252,
-    "fedcore/kernels": 505,
-    "fedcore/model": 2_507,
+    "fedcore/kernels": 503,
+    "fedcore/model": 2_506,
     "fedcore/server": 7_232,
     "fedcore/sim": 7_747,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,
     "fedcore/rules": 781,
-    "fedcore/store": 3_936,
+    "fedcore/store": 3_934,
 }
 
 
