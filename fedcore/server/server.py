@@ -852,7 +852,7 @@ class Server(Represented, Unpicklable):
         Args:
             updates: finished updates, such as ``[Update(client, y, steps, round=started)]``; many of them are folded in
                 one native pass. A copy of an update with an ``update_id`` has no effect; without an id it counts again.
-                An iterator is read to its end first, so each update needs a vector of its own.
+                An iterator is read to its end first, so no two updates may share a buffer.
             newcomers: as for ``open_round``, for each round that the call opens. Those that are registered by then have
                 no effect.
 

@@ -26,7 +26,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 def has_hooks(one: object) -> bool:
-    """Whether a module has hooks of its own, or a parameter."""
+    """Whether a module or a parameter has hooks."""
     return any(getattr(one, kind, None) for kind in (*_HOOKS, "_post_accumulate_grad_hooks"))
 
 
