@@ -55,7 +55,7 @@ def aggregate(
     - A counter (an integer scalar of 32 or 64 bits, or ``num_batches_tracked``) becomes its largest value.
     - Other integers, bools and float tensors with infinities (masks) are constants. They must be equal in all models.
 
-    Numbers of at most 32 bits that are equal in all models stay so; float64 numbers may change in the last bit.
+    Numbers of at most 32 bits that are equal in all models keep their bits; float64 numbers may change in the last bit.
 
     Args:
         models: k models with the same names and shapes: a sequence, a mapping from client ids to models, or an

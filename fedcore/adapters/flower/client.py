@@ -81,8 +81,8 @@ class Task(Instructions):
             raise ArrayError("own=None: must be the part of the offset from the client's own row")
         olds = dict(previous.named_parameters()) if self.b else {}
         pieces = {piece.name: piece for piece in self.layout.slices}
-        if lacking := [name for name in pieces if name not in module.state_dict()]:
-            raise ArrayError(f"module: lacks the tensor {lacking[0]!r} of the message")
+        if lacking := pieces.keys() - module.state_dict().keys():
+            raise ArrayError(f"module: lacks the tensor {min(lacking)!r} of the message")
         for name, parameter in module.named_parameters():
             if (piece := pieces.get(name)) is None:
                 continue

@@ -245,9 +245,9 @@ def tuned(folder: Path) -> list[Experiment]:
         over = ", ".join(f"{one} ({', '.join(own)})" if len(grids) > 1 else one for one, own in grids.items())
         changed = [one for one in made.incomparable(of_tables(first)) if not f"{one.key}.".startswith((*varied,))]
         note = f"tuned: only these methods, over {over}, for {records[0].header.rounds} rounds"
-        note += (
-            f" (with {text_of(changed)})" if changed else ""
-        ) + f", on seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+        if changed:
+            note += f" (with {text_of(changed)})"
+        note += f", on seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
         note += f" and on {data} ({folder / preset}). {'. '.join(notes)}."
         experiments.append(from_tables(str(folder / preset), _united(tables) | {"note": note[:1000]}))
     if not experiments:
