@@ -348,8 +348,15 @@ def as_option(kind: type[T], name: str, value: Any) -> T:
 
 
 as_policy = partial(as_option, RoundPolicy, "policy")
-as_limits = partial(as_option, Limits, "limits")
 as_compute = partial(as_option, Compute, "compute")
+
+
+def as_limits(limits: Any, algorithm: Algorithm | None = None) -> Limits:
+    """Return the limits; raise RangeError if no client of the method could count."""
+    found = as_option(Limits, "limits", limits)
+    if algorithm is not None and found.max_steps < (fewest := algorithm.fewest_steps):
+        raise RangeError(f"max_steps={found.max_steps}: must be at least {fewest}, since fewer steps do not count")
+    return found
 
 
 class Changes(TypedDict, total=False):
@@ -462,11 +469,6 @@ class Settings:
         """The names of float buffers that updates must not make negative."""
         return tuple(name for name in self.started_nonnegative if not matches(name, self.limits.signed_buffers))
 
-    @property
-    def max_staleness(self) -> int:
-        """The greatest age of an update in rounds."""
-        return self.policy.max_staleness
-
     @cached_property
     def all_limits(self) -> Limits:
         """The limits, with ``max_steps`` lowered to the number of steps that the method sets."""
@@ -523,7 +525,7 @@ class Settings:
             and algorithm.direction == replace(Direction(), mu=algorithm.direction.mu)
             and not (algorithm.keeps_total or algorithm.sums_changes or algorithm.needs_shares)
             and self.optimizer is None
-            and not self.max_staleness
+            and not self.policy.max_staleness
             and self.rules.is_plain
         )
 
@@ -543,7 +545,7 @@ class Settings:
             lr=as_rate(options.lr, "lr"),
             server_lr=None if options.server_lr is None else as_rate(options.server_lr, "server_lr"),
             optimizer=optimizers.as_optimizer(options.optimizer),
-            limits=as_limits(options.limits),
+            limits=as_limits(options.limits, algorithm),
             rules=Chain.of(options.aggregation),
             batch_size=compute.batch_size or max(BATCH, BATCH_BYTES // (4 * layout.n)),
             accumulator=compute.accumulator or "float32",
@@ -557,7 +559,7 @@ class Settings:
     def changed(self, options: Mapping[str, Any]) -> "Settings":
         """Return the settings with changed rates, limits, rules or policy; see ``Server.change``."""
         checks: dict[str, Callable[[Any], Any]] = {what: partial(as_rate, name=what) for what in RATES}
-        checks |= {"limits": as_limits, "aggregation": Chain.of, "policy": as_policy}
+        checks |= {"limits": partial(as_limits, algorithm=self.algorithm), "aggregation": Chain.of, "policy": as_policy}
         values: dict[str, Any] = {}
         require_objects(options)
         for name, value in options.items():
@@ -571,9 +573,7 @@ class Settings:
             raise RangeError(f"server_lr: must {must}; or create a new server from tensors()")
         before, after = self.rules.private, changed.rules.private
         if (before is None) != (after is None) or (before and after and before.seed != after.seed):
-            raise RangeError(
-                "aggregation: a server has PrivateMean, and its seed, in all rounds or in none; create a new server"
-            )
+            raise RangeError("aggregation: PrivateMean and its seed must stay as in the first round; make a new server")
         return changed
 
     def shown(self, names: Iterable[str]) -> dict[str, Any]:
@@ -613,6 +613,7 @@ class Settings:
             **{what: describe(what, getattr(self, what)) for what in (*RATES, "optimizer")},
             "next_rates": {"round": round} | rates,
             **{key: getattr(self, name) for key, name in KEYS.items()},
+            "late_rounds": self.policy.max_staleness,
             "limits": limits_to_state(self.limits, self.rules),
             "history_rounds": self.algorithm.most_history,
             "nonnegative": list(self.started_nonnegative),
@@ -642,7 +643,7 @@ class Settings:
         overrides = {name: getattr(compute, name) for name in ("batch_size", "diagnostics", "device")}
         values |= {name: value for name, value in overrides.items() if value is not None}
         limits, rules = limits_from_state(state, given.get("aggregation"))
-        policy = as_policy({"max_staleness": values.pop("max_staleness", 0), **state.get("policy", {})})
+        policy = as_policy({"max_staleness": state.get("late_rounds", 0), **state.get("policy", {})})
         settings = cls(
             **objects,
             **values,
@@ -665,7 +666,7 @@ def _unusual(options: Options) -> dict[str, Any]:
     return {one.name: value for one in fields(options) if (value := getattr(options, one.name)) != one.default}  # type: ignore[arg-type]
 
 
-KEYS = {"fold": "batch_size", "accumulate": "accumulator", "late_rounds": "max_staleness"}
+KEYS = {"fold": "batch_size", "accumulate": "accumulator"}
 KEYS |= {name: name for name in ("diagnostics", "audit", "journal")}
 """Keys of a folder's settings, and the fields of ``Settings``."""
 LIMIT_KEYS = {"steps": "max_steps", "examples": "max_examples", "norm": "max_norm", "open": "max_open"}

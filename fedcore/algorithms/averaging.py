@@ -320,9 +320,9 @@ class FlexibleFedAvg(Algorithm):
         return None if self.scheme == "B" else self.local_steps
 
     @property
-    def needs_all_steps(self) -> bool:
-        """Whether the scheme is A."""
-        return self.scheme == "A"
+    def fewest_steps(self) -> int:
+        """E for scheme A."""
+        return self.local_steps if self.scheme == "A" else 1
 
     def weigh(self, claims: Claims) -> F64:
         """p_t^k, without scheme A's factor N / K_t."""

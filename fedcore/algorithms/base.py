@@ -384,9 +384,9 @@ class Algorithm(Checked, ABC):
         return self.local_rule.most_steps
 
     @cached_property
-    def needs_all_steps(self) -> bool:
-        """Whether only clients with ``most_steps`` steps count."""
-        return False
+    def fewest_steps(self) -> int:
+        """The number of local steps below which a client does not count."""
+        return 1
 
     @cached_property
     def sums(self) -> Terms:

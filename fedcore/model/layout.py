@@ -85,7 +85,8 @@ class Model:
             server's model, and the server ignores them in updates.
         frozen: name patterns of tensors that no client trains. They are treated as personal tensors are.
 
-    A pattern of one name of a module's tied tensor counts for all its names; the first group of ``partial`` has it.
+    A pattern of one name of a module's tied tensor counts for all its names. It belongs to the first
+    group of ``partial`` that matches.
 
     >>> model = Model({"a": np.zeros(2), "b": np.zeros(3), "head": np.zeros(4)}, partial={"A": "a"}, personal="head")
     >>> Layout.of(model).groups
@@ -122,7 +123,7 @@ class Model:
             fits = (group for group, of in patterns.items() if any(matches(name, of) for name in every))
             groups.setdefault(next(fits, REST), []).append(first)
         if empty := [group for group, members in groups.items() if not members]:
-            raise UnknownNameError(f"partial[{empty[0]!r}]: no tensor is left; use some of {shown_names(names)}")
+            raise UnknownNameError(f"partial[{empty[0]!r}]: no tensor left matches; use some of {shown_names(names)}")
         return {group: tuple(members) for group, members in groups.items()}
 
 
@@ -553,7 +554,7 @@ class Layout(Represented):
             parts = self.unflatten(to_host(flat))
         parts |= {piece.name: counters[piece.name] for piece in self.outside}
         values = {name: parts[self.every[name].name] for name in named}
-        policy.require_tied("the given model", policy.ties_of(named), values)
+        policy.require_tied("the given model", policy.ties_of(named), values, "the server's")
         for name, leaf in named.items():
             write_tensor(name, leaf, values[name])
 
@@ -628,11 +629,11 @@ def named_tensors(x: Any, what: str = "model", at: str = "", *, to_write: bool =
 
 def _tensors_of(module: Any) -> dict[str, Any]:
     """Return a module's parameters and persistent buffers by name; tied ones have several names."""
-    # A class may override state_dict().
-    parts = module.named_modules(remove_duplicate=False)
-    hidden = {f"{path}.{name}".lstrip(".") for path, part in parts for name in part._non_persistent_buffers_set}
-    buffers = {name: one for name, one in module.named_buffers(remove_duplicate=False) if name not in hidden}
-    return dict(module.named_parameters(remove_duplicate=False)) | buffers
+    found = dict(module.named_parameters(remove_duplicate=False))
+    for path, part in module.named_modules(remove_duplicate=False):  # a class may override state_dict()
+        own = ((name, one) for name, one in part._buffers.items() if name not in part._non_persistent_buffers_set)
+        found |= {f"{path}.{name}".lstrip("."): one for name, one in own if one is not None}
+    return found
 
 
 def _items(x: Any) -> Iterable[tuple[str, Any]]:
@@ -641,9 +642,8 @@ def _items(x: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _is_list(x: Any) -> bool:
-    if not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray | memoryview):
-        return False
-    return not hasattr(x, "shape") and not hasattr(x, "__dlpack__")
+    is_array = isinstance(x, str | bytes | bytearray | memoryview) or hasattr(x, "shape") or hasattr(x, "__dlpack__")
+    return isinstance(x, Sequence) and not is_array
 
 
 def tree_of(x: Any) -> Tree:

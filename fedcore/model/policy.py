@@ -165,7 +165,8 @@ def cast(vector: Any, kind: str) -> Any:
 
 def are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether two values of a constant are equal; a NaN equals a NaN."""
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    # Equal values without NaN take one pass.
+    return np.array_equal(one, other) or (one.dtype.kind == "f" and np.array_equal(one, other, equal_nan=True))
 
 
 def settled(name: str, form: TensorForm, values: Iterable[tuple[str, Any]], why: str = "") -> npt.NDArray[Any]:
@@ -226,11 +227,11 @@ def are_same(name: str, one: Any, other: Any) -> bool:
     return all(are_equal(*pair) for pair in zip(*parts, strict=False))
 
 
-def require_tied(where: str, ties: Mapping[str, str], named: Mapping[str, Any]) -> None:
+def require_tied(where: str, ties: Mapping[str, str], named: Mapping[str, Any], other: str = "another") -> None:
     """Raise ArrayError if tensors that are tied in one model differ in another."""
     for alias, name in ties.items():
         if alias in named and not are_same(alias, named[alias], named[name]):
-            reason = f"is tied to {name} in {where}, but differs in another"
+            reason = f"is tied to {name} in {where}, but differs in {other}"
             raise ArrayError(f"{alias}: {reason}; tie them in all models")
 
 

@@ -42,7 +42,7 @@ def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
     Raises:
         MissingDependencyError: ``dp_accounting`` is missing (extra ``dp``).
         RangeError: an entry or delta is out of range, or dp_accounting cannot compute so large an epsilon, or so small
-            a delta: below 1e-15 for each different entry.
+            a delta: below about 1e-15 times the number of different entries.
 
     Cost: .1 to 5 s, mostly independent of the number of rounds, for an epsilon below 30; more seconds for a larger one.
     Source: the accountant of privacy loss distributions of dp_accounting; its estimate is an upper bound.
@@ -267,7 +267,7 @@ class PrivateMean(Scale, Combine):
     def require_budget(self, ledger: Ledger) -> None:
         """Raise RoundError if the budget is spent."""
         if self.rounds is not None and ledger.rounds >= self.rounds:
-            raise RoundError(f"PrivateMean: the budget of {self.rounds} rounds is spent; stop, or raise it and epsilon")
+            raise RoundError(f"PrivateMean: the budget of {self.rounds} rounds is spent; stop, or pass a higher one")
 
     def add_noise(
         self, sum: F64, factors: F64, ledger: Ledger, round: int, *, n: int | None = None, first: int = 0

@@ -402,13 +402,14 @@ class Sum:
         sent = algorithm.direction
         self._from_row = sent.from_row if algorithm.keeps_rows else 0.0
         self._has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
-        self._direction_of: Callable[[int | None], F32 | None] = _no_direction
+        self.forget()
 
     def begin(
         self,
         settings: Settings,
         round: int,
         direction_of: Callable[[int | None], F32 | None],
+        start_of: Callable[[int], F32],
         offset: F32 | None,
         longest: tuple[float, float],
         distance: float,
@@ -418,9 +419,10 @@ class Sum:
         The rules and the policy of ``settings`` may differ from those of earlier rounds. ``longest`` has the greatest
         norms of an update and of a term of an exact sum.
         ``distance`` is the usual factor of offsets in h_i: 1 for gradients, eta K if models are averaged.
-        ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None.
+        ``direction_of(t)`` returns v[t], float32[n_parameters], if rows refer to round t, else None. ``start_of(t)``
+        returns the model of round t as it was sent, float32[n].
         """
-        self._direction_of = direction_of
+        self._direction_of, self._start_of = direction_of, start_of
         self._round, self._offset = round, offset
         self._longest, term = longest
         self._longest_term = term if self._exact else LONGEST
@@ -435,8 +437,9 @@ class Sum:
         self._weights, self._buffer_weights = [], []
 
     def forget(self) -> None:
-        """Drop the round's references to v[t], which may be in files."""
-        self._direction_of = _no_direction
+        """Drop the round's references to v[t] and models, which may be in files."""
+        self._direction_of: Callable[[int | None], F32 | None] = _no_direction
+        self._start_of: Callable[[int], Any] = _no_direction
 
     def try_fold(self, batch: UpdateBatch, *, again: bool = False) -> Lengths:
         """Fold a batch into the spare sums, stage its rows, and measure it; ``accept`` or ``refold`` must follow.
@@ -740,11 +743,21 @@ class Sum:
         return self._add(acc, bases, ys, scales, weights, _part(self._spare, part))
 
     def _cut_updates(self, batch: UpdateBatch, part: slice) -> tuple[Sequence[Any], list[Any]]:
-        """Return the bases and ys over the parameters, or over the float buffers."""
+        """Return the bases and ys over the parameters, or over the float buffers.
+
+        New buffers are a mean of those that clients sent, so their base is today's x, wherever a client started.
+        """
         if self._layout.n == self._layout.n_parameters:  # cutting would take as long as a small fold
             return batch.bases, batch.vectors
         tensors = slice(None, self._n_tensors) if part.start == 0 else slice(self._n_tensors, None)
-        return _cut(batch.bases, part), [y[tensors] if isinstance(y, list) else y[part] for y in batch.vectors]
+        bases, is_late = _cut(batch.bases, part), (batch.starts < self._round) & (batch.scales > 0)  # not of ``_scale``
+        for i in np.flatnonzero(is_late).tolist() if part.start else ():
+            base = self._start_of(self._round)[part]
+            if bases[i] is None:  # a difference from an earlier model
+                earlier = self._start_of(int(batch.starts[i]))[part]
+                base = kernels.combine([base, earlier], [1.0, -1.0], empty(len(base), device=self._device))
+            bases[i] = base
+        return bases, [y[tensors] if isinstance(y, list) else y[part] for y in batch.vectors]
 
     def _add(self, acc: Any, bases: Sequence[Any], ys: Any, scales: F64, weights: F64, out: Any) -> Squares:
         """Fold vectors without changing rows."""

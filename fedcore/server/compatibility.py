@@ -53,7 +53,7 @@ FEATURES: dict[str, Callable[[Settings, Storage, Compute], Any]] = {
     "min_share": lambda s, at, on: s.policy.min_share != 1 and s.policy.min_share,
     "grace": lambda s, at, on: s.policy.grace,
     "discount": lambda s, at, on: s.policy.discount,
-    "max_staleness": lambda s, at, on: s.max_staleness,
+    "max_staleness": lambda s, at, on: s.policy.max_staleness,
     "max_norm": lambda s, at, on: s.limits.max_norm,
     "server_lr": lambda s, at, on: s.server_lr is not None,
     "whole-vector optimizer": lambda s, at, on: getattr(s.optimizer, "elementwise", False) is not True and s.optimizer,
@@ -197,15 +197,12 @@ def features_of(settings: Settings, storage: Storage, compute: Compute, *more: s
 
 
 def require_compatible(settings: Settings, storage: Storage = FOLDER, compute: Compute = COMPUTE, *more: str) -> None:
-    """Raise RangeError for the first of ``CONFLICTS`` that a server has, for too few steps, or for a small buffer."""
+    """Raise RangeError for the first of ``CONFLICTS`` that a server has, or for a small buffer."""
     used = features_of(settings, storage, compute, *more)
     for conflict in CONFLICTS:
         if conflict.a in used and conflict.b in used:
             raise RangeError(conflict.explained(used))
-    policy, most = settings.policy, settings.limits.max_steps
-    if settings.algorithm.needs_all_steps and most < (steps := settings.algorithm.most_steps or 0):
-        raise RangeError(f"max_steps={most}: must be at least {steps}, since only clients with {steps} steps count")
-    if policy.buffer is not None and settings.rules.robust is not None:
+    if (policy := settings.policy).buffer is not None and settings.rules.robust is not None:
         fewest = policy.buffer if policy.deadline is None else max(1, policy.min_clients)
         settings.rules.require_enough(fewest, "raise the policy's buffer and, with a deadline, its min_clients")
 

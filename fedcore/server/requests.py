@@ -182,7 +182,7 @@ class ChangeOptions(Change):
             center = after.center if "previous" in changed.rules.needs else None
             after = after._replace(ledger=replace(after.ledger, clip=None), center=center)
         if "policy" in options and not changed.algorithm.own_starts:
-            least, repeats = now.round_number - changed.max_staleness, changed.policy.buffer is not None
+            least, repeats = now.round_number - changed.policy.max_staleness, changed.policy.buffer is not None
             starts = {} if repeats else {client: t for client, t in now.starts.items() if t >= least}
             after = after._replace(past={t: x for t, x in now.past.items() if t >= least}, starts=starts)
         if "lr" in options and not changed.algorithm.own_starts:

@@ -735,7 +735,7 @@ class Server(Represented, Unpicklable):
         x, counters = self._flat(model)
         with self._round_lock.pushing:
             is_sent = self._asked is not None and self._asked[0] == self.round_number
-            if self.settings.max_staleness and is_sent and not self.algorithm.mixes_models:
+            if self.settings.policy.max_staleness and is_sent and not self.algorithm.mixes_models:
                 raise RoundError(
                     f"replace_x: broadcast was called for round {self.round_number}, so that an update of this round "
                     "may start from the old x; replace x before broadcast, or after the round"
@@ -886,7 +886,8 @@ class Server(Represented, Unpicklable):
             self.open_buffer(newcomers=self._unregistered(newcomers)).require_valid(given)
             try:
                 while True:
-                    opened = self.open_buffer(newcomers=self._unregistered(newcomers))
+                    newcomers = self._unregistered(newcomers)
+                    opened = self.open_buffer(newcomers=newcomers)
                     is_due = opened.may_close() is not None and bool(opened.clients)
                     if is_due:
                         reports.append(opened.finish())
@@ -899,7 +900,8 @@ class Server(Represented, Unpicklable):
                 raise
 
     def _unregistered(self, newcomers: NewClients) -> NewClients:
-        left = [client for client in newcomers if client not in self.clients]
+        known = self.clients
+        left = [client for client in newcomers if client not in known]
         return {client: newcomers[client] for client in left} if isinstance(newcomers, Mapping) else left
 
     def round(self, updates: Iterable[Update]) -> Report:

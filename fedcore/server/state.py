@@ -470,7 +470,7 @@ class State:
         longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population)) if settings.is_exact else math.inf
         distance = usual_distance(settings, now) if settings.averages_models else 1.0
-        self._sum.begin(settings, now.round_number, now.history.get, offset, (longest, term), distance)
+        self._sum.begin(settings, now.round_number, now.history.get, self.start_of, offset, (longest, term), distance)
         self._admit(newcomers)
         return self._sum
 
@@ -622,7 +622,7 @@ class State:
     def _past(self, batch: UpdateBatch, population: Population) -> dict[str, Any]:
         """Return the models that later updates may have started from, and the last starts of the clients."""
         algorithm, now, number = self.settings.algorithm, self.snapshot, self.round_number
-        past, late = {**now.past, number: now.sent}, self.settings.max_staleness  # also if x is unchanged
+        past, late = {**now.past, number: now.sent}, self.settings.policy.max_staleness  # also if x is unchanged
         if algorithm.own_starts:
             needed = population.all_starts(len(self.store.registry))
             return {"past": {t: x for t, x in past.items() if t in needed}}
@@ -634,27 +634,17 @@ class State:
         return {"past": recent, "starts": {client: t for client, t in starts.items() if t > number - late}}
 
     def _with_starts(self, result: Result, batch: UpdateBatch) -> Result:
-        """Return the sums with x - x_(i) of each client added: once to A, and w_i times to the float buffers.
+        """Return the sums with x - x_(i) of each client added to A.
 
         Cost: a pass over each earlier model from which a client of the cohort started.
         """
-        p, now = self.settings.layout.n_parameters, self.snapshot
-        earlier = sorted({*batch.starts.tolist()} - {now.round_number})
-        if not earlier:
+        starts, counts = np.unique(batch.starts[batch.starts < self.snapshot.round_number], return_counts=True)
+        if not len(starts):
             return result
-        models = [now.x, *(self.start_of(t) for t in earlier)]
-
-        def shifted(sum: Any, part: slice, weights: F64) -> Any:
-            counts = [float(weights[batch.starts == t].sum()) for t in earlier]
-            out = empty(len(sum), sum.dtype, device=device_of(sum))
-            terms = [sum, *(model[part] for model in models)]
-            return kernels.combine(terms, [1.0, math.fsum(counts), *(-count for count in counts)], out)
-
-        A = shifted(result.A, slice(0, p), np.ones(len(batch)))
-        buffers = result.buffers
-        if len(buffers):
-            buffers = shifted(buffers, slice(p, None), batch.weights * batch.has_buffers)
-        return result._replace(A=A, buffers=buffers)
+        models = [self.snapshot.x, *map(self.start_of, starts.tolist())]
+        terms = [result.A, *(model[: len(result.A)] for model in models)]
+        out = empty(len(result.A), result.A.dtype, device=device_of(result.A))
+        return result._replace(A=kernels.combine(terms, [1.0, float(counts.sum()), *-counts.astype(float)], out))
 
     def last_round(self, client: ClientId) -> int:
         """Return the round from whose model a client starts, if the method has ``own_starts``."""

@@ -102,7 +102,7 @@ class Population:
         after = self
         back = {client for client in clients if client in self.included} if self.included else set()
         if round is not None:
-            # A client that is back was not away, but its appearances were forgotten.
+            # A client that comes back keeps its round of arrival, unless its appearances count, which were forgotten.
             stays = back if not self.heard else ()
             new = [n for n, client in zip(numbers, clients, strict=True) if client not in stays] if stays else numbers
             after = replace(after, arrived=_with(self.arrived, new, [round] * len(new)))

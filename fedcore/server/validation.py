@@ -755,9 +755,9 @@ class UpdateReader:
     def oldest(self) -> int:
         """Return the oldest round of which the open round accepts updates."""
         number: int = self._state.snapshot.round_number
-        if self._settings.algorithm.own_starts or not self._settings.max_staleness:
+        if self._settings.algorithm.own_starts or not self._settings.policy.max_staleness:
             return number
-        least = max(0, number - self._settings.max_staleness)
+        least = max(0, number - self._settings.policy.max_staleness)
         if self._settings.algorithm.mixes_models:
             return least
         past = self._state.snapshot.past

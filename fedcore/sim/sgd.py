@@ -39,7 +39,7 @@ def copy_of(module: nn.Module) -> nn.Module:
         raise RangeError(f"{hooked[0]}: copies of the module lack this parameter's hook; do its work in forward")
     copied, own = copy.deepcopy(module), [vars(part)["forward"] for part in module.modules() if "forward" in vars(part)]
     if shared := [name for name, part in copied.named_modules() if vars(part).get("forward") in own]:
-        raise RangeError(f"{shared[0] or 'module'}: copies share its function forward; make it a types.MethodType")
+        raise RangeError(f"{shared[0] or 'module'}: its forward is a function that copies share; use types.MethodType")
     return copied
 
 

@@ -192,7 +192,7 @@ def test_options_of_a_configuration_reach_the_server(place, as_one, tmp_path):
 
 def test_late_replies_are_refused_where_the_framework_has_none(place):
     if place.has_late_replies:
-        assert place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})[0].settings.max_staleness == 2
+        assert place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})[0].settings.policy.max_staleness == 2
     else:
         with pytest.raises((errors.RangeError, TypeError), match="policy"):
             place.run("FedAvg", honest, rounds=1, policy={"max_staleness": 2})

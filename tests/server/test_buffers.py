@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, Limits, Server, Update
+from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Update
+from fedcore.algorithms import MIFA, FedAsync
+from fedcore.cluster.manifest import BLOCK
+from fedcore.rules import Median
 from tests.kit import flat
 from tests.rejections import rejected_arguments
 
@@ -67,6 +70,36 @@ def test_a_mean_and_a_buffer_that_starts_at_zero_may_have_any_sign():
     assert server.round([Update(0, lower, 5)]).rejected == ()
     signed = Server(model(), "FedAvg", 3, lr=0.1, limits=Limits(signed_buffers=["running_*"]))
     assert signed.round([Update(0, lower, 5)]).rejected == ()
+
+
+def halves():
+    """Two groups of tensors, and one block of parameters for each of two shards."""
+    return {"a": np.zeros(BLOCK, np.float32), "b": np.zeros(BLOCK, np.float32), "running_var": np.ones(3, np.float32)}
+
+
+LATE = RoundPolicy(max_staleness=2)
+PLACES = {
+    "plain": dict(policy=LATE),
+    "rows": dict(policy=LATE, algorithm=MIFA(wait=False)),
+    "own starts": dict(algorithm="FedAWE"),
+    "median": dict(policy=LATE, aggregation=Median()),
+    "exact": dict(policy=LATE, compute=Compute(accumulator="exact")),
+    "shards": dict(policy=LATE, compute=Compute(shards=2)),
+    "groups": dict(policy=LATE, model=Model(halves(), partial={"a": "a"})),
+    "discount": dict(policy=RoundPolicy(buffer=1, max_staleness=2, discount=1)),
+    "FedAsync": dict(policy=RoundPolicy(buffer=1, max_staleness=2), algorithm=FedAsync(alpha=0.5)),
+}
+
+
+@pytest.mark.parametrize("kind", ["model", "delta"])
+@pytest.mark.parametrize("place", PLACES)
+def test_buffers_become_the_mean_of_those_sent_wherever_clients_started(place, kind):
+    server = Server(**dict(model=halves(), algorithm="FedAvg", clients=2, lr=0.1) | PLACES[place])
+    kind, add = "model" if place == "FedAsync" else kind, server.push if server.settings.policy.buffer else server.round
+    for t, var in enumerate((5, 7)):
+        sent = halves() | {"running_var": np.full(3, var - (kind == "delta"), np.float32)}
+        add([Update(t, sent, 5, kind=kind, round=t if place == "own starts" else 0)])
+    assert server.tensors()["running_var"].tolist() == [6 if place == "discount" else 7] * 3
 
 
 def test_rounding_makes_no_variance_negative():

@@ -1,5 +1,7 @@
 """Reports of clients: their rate must be the one that was sent, and their steps bound gamma."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -241,11 +243,17 @@ def test_client_rates_are_saved(tmp_path):
         assert bool(server.round([step(server, 0, lr=0.3)]).accepted) == own
 
 
-def test_steps_below_those_that_count_are_refused():
+def test_steps_below_those_that_count_are_refused(tmp_path):
     for scheme, most in (("A", 10), ("C", 9), ("B", 1)):
         server_of(algorithms.FlexibleFedAvg(scheme, 10), dict.fromkeys(range(10), 10), max_steps=most)
     with pytest.raises(errors.RangeError, match="max_steps=9: must be at least 10"):
         server_of(algorithms.FlexibleFedAvg("A", 10), dict.fromkeys(range(10), 10), max_steps=9)
+    server = server_of(algorithms.FlexibleFedAvg("A", 10), dict.fromkeys(range(10), 10), max_steps=10)
+    with pytest.raises(errors.RangeError, match="max_steps=9"):
+        server.change(limits=Limits(max_steps=9))
+    server._backend.settings = replace(server.settings, limits=Limits(max_steps=9))  # as an older version allowed
+    server.save(tmp_path / "s")
+    assert Server.load(tmp_path / "s").settings.limits.max_steps == 9
 
 
 def test_the_cap_of_steps_counts_draws():

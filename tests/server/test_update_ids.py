@@ -88,7 +88,7 @@ class Course:
             self.server.push(some)
             return
         replies = (self.server.open_buffer() if self.in_buffers else self.opened).add_batch(some)
-        oldest = self.server.round_number - self.server.settings.max_staleness
+        oldest = self.server.round_number - self.server.settings.policy.max_staleness
         for one, reply, counts in zip(some, replies, due, strict=True):
             is_copy = reply.status == "already counted"
             if counts is None:

@@ -13,7 +13,7 @@ from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, rea
 from fedcore.algorithms.local_rules import name_of
 from fedcore.arrays import F32, as_array, own_class, own_classes, to_host
 from fedcore.errors import ArrayError, RangeError
-from fedcore.model import Layout
+from fedcore.model.layout import Layout, named_tensors
 from fedcore.server.broadcast import Instructions
 from fedcore.validation import describe_integers, is_integer
 
@@ -81,7 +81,7 @@ class Task(Instructions):
             raise ArrayError("own=None: must be the part of the offset from the client's own row")
         olds = dict(previous.named_parameters()) if self.b else {}
         pieces = {piece.name: piece for piece in self.layout.slices}
-        if lacking := pieces.keys() - module.state_dict().keys():
+        if lacking := pieces.keys() - named_tensors(module).keys():
             raise ArrayError(f"module: lacks the tensor {min(lacking)!r} of the message")
         for name, parameter in module.named_parameters():
             if (piece := pieces.get(name)) is None:
