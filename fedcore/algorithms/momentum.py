@@ -25,7 +25,7 @@ class FedAvgM(Algorithm):
         placement: "server" or "client". With "client" the server sends only x. Each client computes
             g = (x_t - x_{t+1}) / gamma from two models (Sec. 3.1) and adds (1 - beta) g to its direction. A client
             that missed round t also needs x_t. In simulations ``engines.RecoveringClients`` does this; otherwise the
-            caller's clients must.
+            caller's clients must. A server optimizer needs "server", since x then does not move along g.
     """
 
     beta: float = 0.1

@@ -1,7 +1,8 @@
 """Server optimizers: they replace a method's direction v by u in the step x' = x - gamma u.
 
 Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2, with -v for its Delta. Every
-optimizer works with every algorithm: rows, controls and g use v, not u.
+optimizer works with every algorithm: rows, controls and g use v, not u. Only clients that compute g from two models
+(``FedAvgM(placement="client")``) would get u, so a server refuses them.
 
 Without a server rate, Delta is a model difference (x' = x - u). With a server rate, Delta is a mean gradient, which is
 eta K times smaller, so tau is the paper's tau / (eta K).

@@ -56,6 +56,7 @@ FEATURES: dict[str, Callable[[Settings, Storage, Compute], Any]] = {
     "max_staleness": lambda s, at, on: s.policy.max_staleness,
     "max_norm": lambda s, at, on: s.limits.max_norm,
     "server_lr": lambda s, at, on: s.server_lr is not None,
+    "optimizer": lambda s, at, on: s.optimizer,
     "whole-vector optimizer": lambda s, at, on: getattr(s.optimizer, "elementwise", False) is not True and s.optimizer,
     "rules": lambda s, at, on: next((one for one in s.rules if type(one) not in (Mean, PrivateMean)), None),
     "robust rule": lambda s, at, on: s.rules.robust,
@@ -74,6 +75,7 @@ FEATURES: dict[str, Callable[[Settings, Storage, Compute], Any]] = {
         s.server_lr is None and optimizers.rate_of(s.optimizer, 0) is None and not s.averages_models and s.algorithm
     ),
     "start of each client": _if(lambda method: method.own_starts),
+    "momentum at the clients": _if(lambda method: method.rows_at_clients and method.keeps_models is not None),
     "second vector": _if(lambda method: method.second_vector is not None),
     "second vector beside models": lambda s, at, on: s.algorithm.second_vector and s.averages_models and s.algorithm,
     "no weights by examples": _if(lambda method: not method.weighs_claims),
@@ -136,6 +138,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("device", "shards", UNWRITTEN, "use shards=1"),
     ("robust rule in a buffer", "partial updates", "a group may get fewer updates than the rule needs", "use Mean()"),
     ("server_lr", "own step length", "the method sets the length of its step"),
+    ("optimizer", "momentum at the clients", "x does not move along the momentum", "use placement='server'"),
     ("max_norm", "second vector beside models", "they have different units", _UNITS),
     ("buffer", "start of each client", "a client may be in a buffer twice"),
     ("max_staleness", "start of each client", "its clients start from earlier models in any case"),
@@ -184,8 +187,6 @@ def _shown(name: str, value: Any) -> str:
     for option, kind in (("algorithm", Algorithm), ("aggregation", Rule)):
         if isinstance(value, kind):
             return f"{option}={value!r:.200} ({name})"
-    if name == "whole-vector optimizer" and value is not True:
-        return f"optimizer={value} ({name})"
     return name if value is True else f"{name}={value!r}"
 
 

@@ -81,8 +81,8 @@ class Report(Represented):
             then has no ``norms``, ``weights``, ``factors`` and ``diversity``. Default: None.
         groups: with partial updates (``Model.partial``), the report of each group, whose ``accepted`` are the clients
             that sent it and whose ``norms`` are those of its tensors. The report of the round then has the norms of
-            whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``. It has no
-            ``weights`` if they depend on shares or appearances, since those belong to a group.
+            whole updates, the greatest ``gamma``, and no ``diversity``, ``staleness`` and ``correction_norm``. It has
+            no ``weights`` if they depend on shares or appearances, since those belong to a group.
         audited: with ``Storage(audit=True)``, the digest of the round's document. Publish it: a reader who
             knows it can check the audit log up to this round.
     """

@@ -666,7 +666,7 @@ class Round(OpenRound):
     def require_valid(self, updates: Iterable[Update]) -> None:
         """Raise for mistakes of the caller, not of a client."""
         algorithm = self._settings.algorithm
-        most = 1 if algorithm.updates_once or self._settings.rules.private else 2**31
+        once = algorithm if algorithm.updates_once else self._settings.rules.private
         for update in updates:
             if not isinstance(update, Update):
                 raise RangeError(f"updates: must be a list of fedcore.Update, got {type(update).__name__} in it")
@@ -677,7 +677,10 @@ class Round(OpenRound):
                 if not algorithm.weighs_claims:
                     raise RangeError(f"weight: {algorithm} does not weight by examples; leave weight out")
                 check_number("weight", update.weight, "[0, inf)")
-            check_integer("count", update.count, 1, most)
+            if check_integer("count", update.count, 1, 2**31) > 1 and once:
+                raise RangeError(
+                    f"count={update.count}: {once} takes each client once a round; draw without replacement"
+                )
 
     def _require_open(self) -> None:
         if not self.is_open:

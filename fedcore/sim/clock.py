@@ -67,6 +67,10 @@ class Durations(Checked):
         deviation = generator(self.seed, "clock: works", round=number).standard_normal(self.clients)
         return self.median * np.exp(self._own + self.jitter * deviation)
 
+    def period(self, time: float) -> int:
+        """Return the number of whole medians until a time. Sums of medians are rounded, so 2.9999999999 are three."""
+        return int(time * (1 + ROUNDING) / self.median)
+
 
 class Clock(Participation):
     """Synchronous rounds on a virtual clock: the clients of ``among`` that finish before the round closes.
@@ -118,7 +122,7 @@ class Clock(Participation):
         """Return the period in which a round begins."""
         while len(self._begins) <= round:
             self._begins.append(self._begins[-1] + self.closing(len(self._begins) - 1)[1])
-        return int(self._begins[round] // self.durations.median)
+        return self.durations.period(self._begins[round])
 
     def closing(self, round: int) -> tuple[Active, float]:
         """Return the clients that count in a round, and the virtual seconds until it closes."""
@@ -219,7 +223,7 @@ class Arrivals:
             RangeError: no client has been available for ``MOST_IDLE`` periods.
         """
         at_work, begin = self._at_work, (self._period + 1) * self.durations.median
-        if len(at_work) < self.concurrency and (not at_work or at_work[0].time > begin):
+        if len(at_work) < self.concurrency and (not at_work or at_work[0].time > begin * (1 + ROUNDING)):
             self._idle = 0 if at_work else self._idle + 1
             if self._idle > MOST_IDLE:
                 raise RangeError(f"participation: no client has been available for {MOST_IDLE:,} periods; change it")
@@ -227,7 +231,7 @@ class Arrivals:
             return None
         arrival = heapq.heappop(at_work)
         self.time, self.count, self._idle = arrival.time, self.count + 1, 0
-        self._period = max(self._period, int(self.time // self.durations.median))
+        self._period = max(self._period, self.durations.period(self.time))
         return arrival
 
     def skip(self, count: int) -> None:

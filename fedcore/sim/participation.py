@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedcore.arrays import F64, ieee, own_classes
 from fedcore.errors import RangeError, ShapeError, UnknownNameError
-from fedcore.options import RoundPolicy, as_policy
+from fedcore.options import ROUNDING, RoundPolicy, as_policy
 from fedcore.runtime import generator
 from fedcore.sampling import bernoulli, weighted_without_replacement, with_replacement, without_replacement
 from fedcore.sim.checks import Checked, Real, Whole
@@ -25,9 +25,6 @@ __all__ += ["OverSelection", "Participation", "Recorded", "RoundRobin", "Schedul
 __all__ += ["Weighted", "class_chances", "named", "read_traces"]
 
 Clients = npt.NDArray[np.int64]
-
-ROUNDING = 1e-9
-"""The number of steps is rounded down, unless the next integer is at most this much larger."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

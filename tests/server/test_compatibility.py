@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Compute, Limits, Model, RoundPolicy, Server, Storage, Update, combines
-from fedcore.algorithms import MIFA, SCAFFOLD, SCAFFOLDMVR, optimizers, rates
+from fedcore.algorithms import MIFA, SCAFFOLD, SCAFFOLDMVR, FedAvgM, optimizers, rates
 from fedcore.cluster.placement import LocalThreads
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.rules import ClipToMedian, Mean, Median, PrivateMean
@@ -50,6 +50,8 @@ USED = {
     "max_staleness": {"max_staleness": 1},
     "max_norm": {"max_norm": 9.0},
     "server_lr": {"server_lr": 1.0},
+    "optimizer": {"optimizer": "Adam"},
+    "momentum at the clients": {"algorithm": FedAvgM(placement="client")},
     "whole-vector optimizer": {"optimizer": WHOLE()},
     "rules": {"aggregation": [ClipToMedian()]},
     "robust rule": {"aggregation": [Median()]},

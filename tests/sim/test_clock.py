@@ -92,6 +92,16 @@ def test_rounds_begin_with_the_clients_of_their_period(tmp_path, durations):
     assert again.closing(3)[1] == 9
 
 
+@pytest.mark.parametrize("median", [0.1, 0.3, 1.1, 0.5, 60.0])
+def test_periods_are_whole_medians(median):
+    """Each round, and each wave of three or four clients, takes one median; sums of medians are rounded."""
+    constant, late = Durations(4, spread=0.0, jitter=0.0, median=median), Schedule(4, arrivals={3: 1000})
+    due, rounds, course = [3] * 1000 + [4] * 9, Clock(constant, among=late), Arrivals(constant, 4, among=late)
+    assert [len(rounds.active(t)) for t in range(len(due))] == due
+    for count in due:
+        assert (len(course.start()), None in [course.next() for _ in range(count)]) == (count, False)
+
+
 def test_slow_clients_are_late_more_often():
     """Of 200 rounds with one median of time, the fastest client misses fewer than the slowest."""
     law = Durations(20, seed=3)

@@ -323,9 +323,9 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
     - a column for each setting that differs between trials, named by its dotted key as in ``--set``: ``rate.lr``,
       ``participation.p``, or ``algorithms.beta`` for an option of the trial's algorithm;
     - ``round``, counted from 0, and the other fields of ``results.RoundRecord``: ``active`` (a tuple of clients),
-      ``accepted``, ``rejected``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated), ``lr``, ``gamma``,
-      ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
-      ``correction_norm``, ``staleness``, ``together``, ``pending``, ``stopped``, ``clock``, ``ages``;
+      ``accepted``, ``rejected``, ``accuracy`` and ``loss`` (NaN if the round was not evaluated; infinite if the loss is
+      not finite), ``lr``, ``gamma``, ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``,
+      ``diversity``, ``correction_norm``, ``staleness``, ``together``, ``pending``, ``stopped``, ``clock``, ``ages``;
     - the time of each phase of the round: ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``,
       ``seconds_evaluate``, ``seconds_waited`` (NaN without worker processes).
 
@@ -360,7 +360,8 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
         shared = dict(zip(TRIAL, identity, strict=True)) | {key: own.get(key) for key in varied}
         for line in record.rounds:
             phases = {f"seconds_{phase}": line.seconds.get(phase) for phase in PHASES}
-            rows.append(shared | asdict(line) | phases | {"active": tuple(line.active)})
+            loss = math.inf if line.loss is None and line.accuracy is not None else line.loss
+            rows.append(shared | asdict(line) | phases | {"active": tuple(line.active), "loss": loss})
     of_rounds = [field.name for field in fields(RoundRecord) if field.name != "seconds"]
     columns = [*TRIAL, *varied, *of_rounds, *(f"seconds_{phase}" for phase in PHASES)]
     floats = dict.fromkeys(("accuracy", "loss", "norm", "seconds_waited"), float)

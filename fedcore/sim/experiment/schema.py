@@ -22,9 +22,10 @@ from fedcore import algorithms, rules
 from fedcore.algorithms import Algorithm, check_table, optimizers, rates
 from fedcore.algorithms.local_rules import full_steps_of
 from fedcore.errors import FedcoreError, RangeError, UnknownNameError
-from fedcore.options import as_policy
+from fedcore.model import Layout
+from fedcore.options import Limits, ServerOptions, Settings, as_policy
 from fedcore.runtime import import_quietly
-from fedcore.server import Server
+from fedcore.server.compatibility import require_compatible
 from fedcore.sim import MODELS, attacks, data, participation
 from fedcore.sim.clock import Arrivals, Clock, Durations
 from fedcore.sim.data import partitions
@@ -681,16 +682,11 @@ class VirtualClock(Section):
         tables = {"objective": method.objective or experiment.objective, "attack": experiment.attack}
         if present := [key for key, table in {**tables, "network": experiment.network}.items() if table]:
             raise problem(f"asynchronous clients do not work with {present[0]}; remove one of them", "concurrency")
-        made, aggregation = method.make(), method.aggregation or experiment.aggregation
+        made = method.make()
         if made.rows_at_clients:
             raise problem(f"{method.label}: clients keep rows, which needs synchronous rounds; use placement='server'")
         if made.needs_fresh_updates:
             raise problem(f"{method.label}: takes no late updates; leave concurrency out, or use another method")
-        rules = None if aggregation is None else [rule.make() for rule in aggregation]
-        policy = as_policy(self.policy)  # a small server checks the other combinations
-        server = Server(np.zeros(1, np.float32), made, {0: 1}, lr=1.0, policy=policy, aggregation=rules)
-        if not server.settings.repeats and self.policy["buffer"] > clients:
-            raise problem(f"must be at most {clients}, the clients: {method.label} takes one update of each", "policy")
 
 
 class Evaluate(Section):
@@ -838,11 +834,14 @@ class Experiment(Represented, Section):
 
     def _check_clients(self) -> None:
         clients, attack = self.partition.clients, self.attack
-        with at("participation"):
-            participation.named(self.participation.name, clients, **self.participation.options)
+        self._pattern()
         if attack is not None and attack.clients >= clients:
             text = f"must be less than the {clients} clients of the partition, got {attack.clients}"
             raise problem(text, "attack", "clients")
+
+    def _pattern(self) -> participation.Participation:
+        with at("participation"):
+            return participation.named(self.participation.name, self.partition.clients, **self.participation.options)
 
     def _check_method(self, order: int) -> None:
         method, place = self.algorithms[order], ("algorithms", str(order))
@@ -850,12 +849,18 @@ class Experiment(Represented, Section):
             changed(self.rate, method.rate)
         with at(*place, "local"):
             local = changed(self.local, method.local)
-        with at(*(place if method.clock else ()), "clock"):
+        with at(*(timed := (*(place if method.clock else ()), "clock"))):
             if (clock := self.clock_of(method)) is not None:
                 clock.check(method, self)
         made, length = method.make(), {"epochs": local.epochs, "steps": local.steps}
         with at(*place):
             least = full_steps_of(made.local_rule, 1, local.batch, **length)
+            options = ServerOptions(**Trial(self, order, 0).server_options(lambda round: 1))
+            settings = Settings.of(made, Layout.of(np.zeros(1, np.float32)), options)
+            require_compatible(settings)
+        if not settings.repeats and (settings.policy.buffer or 0) > (most := self.partition.clients):
+            text = f"must be at most {most}, the clients: {method.label} takes one update of each"
+            raise problem(text, *timed, "policy")
         if made.local_rule.most_steps is None and least > (made.most_steps or least):
             text = f"{method.label} takes at most {made.most_steps} local steps, but each client does at least {least}"
             raise problem(f"{text}; change its local_steps, or set local.steps={made.most_steps}", *place)
@@ -866,6 +871,10 @@ class Experiment(Represented, Section):
                 'it, or let clients send them with control = "sent"'
             )
             raise problem(text, *(place if key in (method.local or ()) else ()), "local", key)
+        draws = [one for one in participation.nested(self._pattern()) if isinstance(one, participation.Weighted)]
+        if (made.updates_once or settings.rules.private) and any(one.replacement and one.k > 1 for one in draws):
+            text = f"{method.label} takes each client once a round; draw without replacement, or use another method"
+            raise problem(text, "participation", "replacement")
 
     def _check_network(self) -> None:
         if self.network is None:
@@ -947,6 +956,25 @@ class Trial:
     def clock(self) -> VirtualClock | None:
         """The clock of the algorithm."""
         return self.experiment.clock_of(self.method)
+
+    def server_options(self, cohort: Callable[[int], int]) -> dict[str, Any]:
+        """Return the server's options that depend on the method; ``cohort`` returns the number of clients of a round.
+
+        A buffer has its own number.
+        """
+        rate, clock, limits, aggregation = self.rate, self.clock, self.own("limits"), self.own("aggregation")
+        policy = as_policy({} if clock is None or clock.concurrency is None else clock.policy)
+        gamma = rate.server_lr.make() if rate.server_lr else None
+        if isinstance(gamma, rates.PerCohort):
+            gamma = gamma.over(lambda round: policy.buffer or cohort(round))
+        return {
+            "lr": rate.lr.make(),
+            "server_lr": gamma,
+            "optimizer": rate.optimizer.make() if rate.optimizer else None,
+            "aggregation": None if aggregation is None else [rule.make() for rule in aggregation],
+            "limits": Limits(max_norm=limits.max_norm if limits else None),
+            "policy": policy,
+        }
 
     @property
     def name(self) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 from torch import nn
 
 from fedcore.algorithms import FedAvgM
-from fedcore.algorithms.rates import InverseRound, PerCohort, Rate, Staircase
+from fedcore.algorithms.rates import InverseRound, Rate, Staircase
 from fedcore.arrays import CPU, F32, I64
 from fedcore.errors import RangeError
-from fedcore.options import Compute, Limits, as_policy
+from fedcore.options import Compute, Limits
 from fedcore.server import Broadcast, Report, Server, Update
 from fedcore.sim import nets, participation
 from fedcore.sim.attacks import Liars
@@ -246,28 +246,11 @@ def make_executor(trial: Trial, problem: Problem, make_engine: MakeEngine) -> En
     return engine
 
 
-def method_options(trial: Trial, problem: Problem) -> dict[str, Any]:
-    """Return the arguments of a server that depend on the method: its rates, optimizer, rules and policy."""
-    rate, aggregation, options = trial.rate, trial.own("aggregation"), dict[str, Any]()
-    if trial.clock is not None and isinstance(problem.course, Arrivals):
-        options["policy"] = as_policy(trial.clock.policy)
-    gamma = rate.server_lr.make() if rate.server_lr else None
-    if isinstance(gamma, PerCohort):
-        size = options["policy"].buffer if options else None
-        gamma = gamma.over(lambda round: size or len(problem.pattern.active(round)))
-    return options | {
-        "lr": rate.lr.make(),
-        "server_lr": gamma,
-        "optimizer": rate.optimizer.make() if rate.optimizer else None,
-        "aggregation": None if aggregation is None else [rule.make() for rule in aggregation],
-    }
-
-
 def make_server(
     trial: Trial, problem: Problem, engine: Engine, changing: ChangingObjective | None, saved: Path | None
 ) -> Server:
     """Return the server of a trial, loaded from ``saved`` or new. A new one starts warm if the method does."""
-    algorithm, options, limits = trial.method.make(), method_options(trial, problem), trial.own("limits")
+    algorithm, options = trial.method.make(), trial.server_options(lambda round: len(problem.pattern.active(round)))
     device = trial.experiment.server_device or CPU
     if changing is not None:
         options["lr"] = changing.rate(options["lr"])
@@ -281,8 +264,8 @@ def make_server(
     # A flat vector would not separate BatchNorm's statistics from parameters, so the server gets the module.
     # Diagnostics read the rows once more, which costs less than one local step.
     options["compute"] = Compute(device=device, diagnostics=True)
-    most = Limits(max_steps=engine.most_steps(algorithm.local_rule), max_norm=limits.max_norm if limits else None)
-    server = Server(problem.module, algorithm, present, limits=most, **options)
+    options["limits"] = replace(options["limits"], max_steps=engine.most_steps(algorithm.local_rule))
+    server = Server(problem.module, algorithm, present, **options)
     if warm := trial.method.warm_start:
         server.warm_start(engine.gradients(server.broadcast(present), None if warm is True else warm))
     return server

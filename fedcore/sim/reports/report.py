@@ -116,8 +116,9 @@ def draw_curves(records: Sequence[Record], path: Path, paper: Comparison | None 
 def curves(records: Sequence[Record], paper: Comparison | None = None, drawing: Drawing = DRAWING) -> Picture:
     """Return a figure with a line for the mean of each algorithm and a band over its seeds.
 
-    A curve ends with its shortest seed, so that the mean does not jump when a seed stops early. In SVG, the parts of
-    curve i have ids that begin with ``curve-i-``; those of its entry in the legend end with ``-key``.
+    A curve ends with its shortest seed, so that the mean does not jump when a seed stops early. It has no point where a
+    seed's loss is infinite. In SVG, the parts of curve i have ids that begin with ``curve-i-``; those of its entry in
+    the legend end with ``-key``.
 
     Args:
         records: the records of one experiment.
@@ -161,6 +162,8 @@ def curves(records: Sequence[Record], paper: Comparison | None = None, drawing: 
             notes.append("dotted: the paper's" + (f" (CUT SHORT here: {paper.short})" if paper and paper.short else ""))
         notes += ["dashed: clients arrived or departed"] if shifts else []
         notes += ["crosses: the model stays, waiting for clients"] if waits else []
+        diverged = any(np.inf in MEASURES[measure][1](record).values() for record in records)
+        notes += ["no point where a seed's loss is infinite"] if diverged else []
         below = [", ".join([MEASURES[measure][0], *notes]), *([f"changed: {changed}"] if changed else [])]
         _head(figure, axes, records[0].header.title, "\n".join(below))
         axes.set_xlabel(AXES[over])
@@ -183,7 +186,7 @@ def band(
     found = [Series(curve) for curve in map(curve_of, group) if curve]
     if not found:
         return DataFrame(columns=["low", "mean", "high"], dtype=float)
-    table = unit * concat(found, axis=1, join="inner")
+    table = unit * concat(found, axis=1, join="inner").replace(np.inf, np.nan).dropna()
     table = table.rolling(settings.smooth, center=True, min_periods=1).mean()
     mean = table.mean(axis=1)
     if settings.band == "range" or len(found) == 1:
@@ -579,7 +582,7 @@ def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Se
     # The note of a run with the best points of a sweep stands for its changes.
     options |= {"settings": config.report, "changed": "" if config.note else summary.changed}
     drawings, plots = {"test accuracy": draw_curves(records, curves, paper, **options)}, [curves]
-    if any(map(stats.losses, records)):  # older versions did not record the loss
+    if any(loss < np.inf for record in records for loss in stats.losses(record).values()):
         drawings["test loss"] = draw_curves(records, loss, measure="loss", **options)
         plots.append(loss)
     plots += [plot.with_suffix(f".{suffix}") for plot in plots for suffix in config.report.formats]

@@ -31,7 +31,7 @@ COST_NOTE = (
 
 @dataclass(frozen=True)
 class Statistic:
-    """The mean and sample standard deviation over seeds; None with too few values."""
+    """The mean and sample standard deviation over seeds; None with too few values, or an infinite one."""
 
     mean: float | None = None
     deviation: float | None = None
@@ -44,7 +44,7 @@ class Statistic:
         Statistic(mean=2.0, deviation=1.4142135623730951)
         """
         known = [value for value in values if value is not None]
-        return cls(fmean(known) if known else None, stdev(known) if len(known) > 1 else None)
+        return cls(fmean(known) if known else None, stdev(known) if len(known) > 1 and inf not in known else None)
 
     def text(self, scale: float = 1, mean: str = ".1f", deviation: str = ".1f") -> str:
         """Return a text such as ``71.3 ± 2.0``, with both numbers multiplied by ``scale``.
@@ -70,8 +70,7 @@ class Row:
         best: the highest accuracy of any round.
         oscillation: the standard deviation of the accuracy over the window.
         loss: the mean test loss (mean cross entropy) over the window.
-        difference: the difference in accuracy to the first algorithm, paired by seed, over the window of their common
-            rounds; None for the first algorithm.
+        difference: the statistic of ``difference`` to the first algorithm; None for the first algorithm.
         seconds: the wall time of one trial.
     """
 
@@ -175,8 +174,8 @@ def accuracies(record: Record) -> dict[int, float]:
 
 
 def losses(record: Record) -> dict[int, float]:
-    """Return the test loss of each evaluated round whose loss is finite."""
-    return {line.round: line.loss for line in record.rounds if line.loss is not None}
+    """Return the test loss of each evaluated round; it is infinite if it was infinite or NaN."""
+    return {line.round: inf if line.loss is None else line.loss for line in record.rounds if line.accuracy is not None}
 
 
 def waiting(record: Record) -> set[int]:
@@ -193,7 +192,7 @@ def judged(record: Record, *others: Record) -> list[int]:
 def final(record: Record, curve: Callable[[Record], dict[int, float]] = accuracies) -> float | None:
     """Return a trial's result: the mean accuracy or loss over the window, or None."""
     values = curve(record)
-    known = [values[round] for round in judged(record) if round in values]
+    known = [values[round] for round in judged(record)]
     return fmean(known) if known else None
 
 
@@ -237,8 +236,8 @@ def differences_to_first(records: Sequence[Record]) -> list[Difference]:
 def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str] = (), inherited: str = "") -> Summary:
     """Return the statistics of one experiment's records, at least one; ``notes`` precede the notes on the records."""
     groups = by_algorithm(records)
-    first = {record.header.seed: record for record in records if record.header.order == 0}
-    rows = tuple(_row(label, group, first) for label, group in groups.items())
+    pairs = [None, *(Statistic.of(one.values) for one in differences_to_first(records))]
+    rows = tuple(_row(label, group, pair) for (label, group), pair in zip(groups.items(), pairs, strict=True))
     own = [*notes, *chain.from_iterable(map(_notes, records)), *_window_notes(records)]
     for notes_on in (_length_notes, _rejection_notes, _waiting_notes):
         own += chain.from_iterable(notes_on(label, group) for label, group in groups.items())
@@ -332,10 +331,9 @@ def _mean_sum(group: Sequence[Record], of: Callable[[RoundRecord], float], unit:
     return f"{fmean(sum(map(of, record.rounds)) for record in group) / unit:.1f}"
 
 
-def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
+def _row(label: str, group: Sequence[Record], difference: Statistic | None) -> Row:
     curves = {record.header.seed: curve for record in group if (curve := accuracies(record))}
     windows = [[accuracies(record)[round] for round in judged(record)] for record in group]
-    pairs = [paired(record, first[record.header.seed]) for record in group if record.header.seed in first]
     return Row(
         algorithm=label,
         seeds=tuple(curves),
@@ -345,7 +343,7 @@ def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
         best=Statistic.of(max(curve.values()) for curve in curves.values()),
         oscillation=Statistic.of(stdev(values) for values in windows if len(values) > 1),
         loss=Statistic.of(final(record, losses) for record in group),
-        difference=None if group[0].header.order == 0 else Statistic.of(pairs),
+        difference=difference,
         seconds=Statistic.of(sum(sum(line.seconds.values()) for line in record.rounds) for record in group),
     )
 
@@ -586,7 +584,8 @@ def crossing(above: Mapping[int, float], below: Mapping[int, float], shift: int)
     """Return the rounds from a shift until the mean of ``above`` exceeds ``below`` over ``HOLD`` rounds, or None."""
     shared = [round for round in sorted(above) if round in below and round >= shift]
     spans = (shared[place : place + HOLD] for place in range(len(shared) - HOLD + 1))
-    return next((span[0] - shift + 1 for span in spans if fmean(above[one] - below[one] for one in span) > 0), None)
+    found = (span[0] for span in spans if fmean(above[one] for one in span) > fmean(below[one] for one in span))
+    return next((round - shift + 1 for round in found), None)
 
 
 def verdict(found: Difference, short: str = "", at_ends: Mapping[str, Iterable[str]] = MappingProxyType({})) -> str:

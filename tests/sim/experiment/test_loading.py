@@ -1,6 +1,7 @@
 """Presets, overrides and files; invalid ones are rejected with all their problems."""
 
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,28 @@ INVALID += [
     (f"title={'[' * 90}{']' * 90}", "at most 50 levels"),
     (f"rounds={'9' * 5000}", "neither TOML nor a bare word"),
 ]
+
+
+TWICE = f"{{name='Weighted', k=2, weights={[1.0] * 30}, replacement=true}}"
+PRIVATE = "aggregation={name='PrivateMean', clip=1.0, noise=1.0, expected=9.0}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithms=['FedAU']", f"participation={TWICE}"], "participation.replacement: FedAU takes each client once"),
+        (["algorithms=['MIFA']", f"participation={{name='Always', among={TWICE}}}"], "MIFA takes each client once"),
+        (["algorithms=[{name='FedAvg', weights='uniform'}]", f"participation={TWICE}", PRIVATE], "takes each client"),
+        (["algorithms=[{name='FedAvgM', placement='client'}]", "rate.optimizer=Adam"], "momentum at the clients"),
+        (["algorithms=['FedExP']", "rate.server_lr=1.0"], "algorithms.0: server_lr: does not combine with"),
+        (["algorithms=['FedAvg']", f"participation={TWICE}"], None),
+        (["algorithms=['MIFA']", f"participation={TWICE.replace('k=2', 'k=1')}"], None),
+        (["algorithms=['MIFA']", f"participation={TWICE.replace('true', 'false')}"], None),
+    ],
+)
+def test_what_a_server_refuses_is_refused_when_it_is_read(overrides, message):
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        load_preset("quickstart", overrides)
 
 
 @pytest.mark.parametrize(("override", "message"), INVALID)

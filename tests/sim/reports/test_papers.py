@@ -1,6 +1,7 @@
 """Comparison of records with the papers."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -56,6 +57,8 @@ def test_crossing_holds_for_five_rounds():
     assert crossing(above, below, 5) == 8 - 5 + 1  # rounds 8 to 12: two of .4, three of .6; 7 to 11 are below .5
     assert crossing(above, dict.fromkeys(range(20), 0.7), 3) is None
     assert crossing(dict.fromkeys(range(20), 0.6), below, 3) == 1
+    assert crossing(above | {6: inf}, below, 3) == 1
+    assert crossing(above | {6: inf}, below | {5: inf}, 3) == 4  # one infinite mean does not exceed another
 
 
 def test_comparison_with_a_paper(record):

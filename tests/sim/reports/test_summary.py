@@ -1,11 +1,14 @@
 """Statistics of a run: results, differences, notes and costs."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from scipy.stats import ttest_rel
 
+from fedcore.sim.experiment.schema import ReportSettings
 from fedcore.sim.reports import statistics
+from fedcore.sim.reports.report import Drawing, band, curves
 
 
 def test_result_is_the_mean_over_the_window(record):
@@ -139,6 +142,21 @@ def test_pairs_with_other_clients_are_excluded(record):
     found = statistics.difference(records, "B", "A")
     assert found.values == pytest.approx((0.2,))
     assert found.apart == (0,)
+    assert statistics.summarise(records).rows[1].difference.mean == pytest.approx(0.2)
+
+
+def test_a_seed_without_a_finite_loss_is_not_left_out(record):
+    """A trial records such a loss as None: it is infinite in results, and a curve has no point there."""
+    one, other = (record("A", 0, seed, [0.5, None, 0.5]) for seed in (0, 1))
+    other.rounds[2] = replace(other.rounds[2], loss=None)
+    summary = statistics.summarise([one, other])
+    assert summary.rows[0].loss == statistics.Statistic(inf, None)
+    assert statistics.summary_table(summary)["test loss"].tolist() == ["inf"]
+    smooth = ReportSettings(smooth=3)
+    assert band([one, other], "rounds", "loss", smooth).values.tolist() == [[0.5, 0.5, 0.5]]
+    for last, expected in ((one, False), (other, True)):
+        (axes,) = curves([one, last], drawing=Drawing(measure="loss")).axes
+        assert ("infinite" in axes.get_title(loc="left")) == expected
 
 
 def test_seeds_of_one_algorithm_are_excluded(record):
