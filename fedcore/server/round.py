@@ -678,9 +678,7 @@ class Round(OpenRound):
                     raise RangeError(f"weight: {algorithm} does not weight by examples; leave weight out")
                 check_number("weight", update.weight, "[0, inf)")
             if check_integer("count", update.count, 1, 2**31) > 1 and once:
-                raise RangeError(
-                    f"count={update.count}: {once} takes each client once a round; draw without replacement"
-                )
+                raise RangeError(f"count={update.count}: {once} takes a client once a round; draw without replacement")
 
     def _require_open(self) -> None:
         if not self.is_open:

@@ -754,8 +754,7 @@ class Server(Represented, Unpicklable):
 
     def _flat(self, model: Any) -> tuple[F32, Counters]:
         """Return a model of the server's layout as a read-only copy, and its counters, which a flat vector lacks."""
-        layout, device = self.layout, self.settings.device
-        counters: Counters = {}
+        layout, device, counters = self.layout, self.settings.device, dict[str, Any]()
         shape = layout.slices[0].shape if len(layout.slices) == 1 else None
         with np.errstate(over="ignore"):  # an overflow becomes an infinity
             if (vector := as_vector("model", model, layout.n, shape, device=device)) is not None:

@@ -599,9 +599,8 @@ class State:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
             result = self._sum.precise(result, step.v.A)
             # Set even if x waits: the next round may step without clients.
-            gamma = step_length(settings, now, cohort, step.gamma)
-            changes |= {"gamma": gamma, "gamma_lr": rate_at(settings.lr, number)}
-            gamma = gamma if moves else 0.0
+            changes.update(gamma=step_length(settings, now, cohort, step.gamma), gamma_lr=rate_at(settings.lr, number))
+            gamma = changes["gamma"] if moves else 0.0
             model, momentum = self.model, now.momentum if step.v.g or step.T.g else None
             read = (result.A, result.B, now.total, now.x, now.moments, momentum)
             self._sent = None  # x' may take its memory

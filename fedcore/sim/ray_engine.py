@@ -274,10 +274,7 @@ class Tasks:
     def require_current(self) -> None:
         """Raise a ClusterError if the workers serve other tasks, or these tasks were stopped."""
         if self._pool.user is not self:
-            raise ClusterError(
-                "updates: ended by a later call of updates() or gradients(); read all updates first, or create a "
-                "second engine"
-            )
+            raise ClusterError("updates: a later call ended them; read all updates first, or create a second engine")
 
     def start(self, below: int) -> None:
         """Give waiting tasks with numbers less than ``below`` to workers that have fewer than two.

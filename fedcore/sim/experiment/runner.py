@@ -144,10 +144,7 @@ def check_device(folder: Path, experiment: Experiment) -> None:
     name = device.get("name") if isinstance(device, dict) else None
     was, now = ((one or CPU).partition(":")[0] for one in (name, experiment.device))  # older versions did not store it
     if was != now:
-        raise ConfigError(
-            f"device={now!r}: the trials in {folder} were started on {was!r}, which rounds differently; use "
-            f"device={was!r} or a different folder"
-        )
+        raise ConfigError(f"device={now!r}: {folder} was begun on {was!r}, which rounds differently; use a new folder")
 
 
 def _device_facts(experiment: Experiment) -> dict[str, str]:
