@@ -252,9 +252,7 @@ def read_header(path: str | os.PathLike[str], folder: OpenFolder | None = None) 
                 advice = "read a torch file by read_model(path, key=), name a NumPy file .npz, or run `git lfs pull`"
                 raise ArrayError(f"{path}: is not in safetensors format; {advice} (it starts with {first!r})")
             raise ArrayError(f"{path}: a header of {length} bytes does not fit into {size} bytes; copy the file again")
-        text = np.empty(length, np.uint8)
-        read_at(fd, 8, text, str(path))
-    header = text.tobytes()
+        header = os.pread(fd, length, 8)
     tensors: dict[str, StoredTensor] = {}
     begin, at = 8 + length, 0
     for (start, stop), name, code, shape in sorted(_entries(str(path), header)):
@@ -446,19 +444,18 @@ def _incomplete(names: Iterable[str]) -> str:
 def read_json(path: Path, folder: OpenFolder | None = None) -> tuple[dict[str, Any], bytes]:
     """Return the content and the bytes of a file with one JSON object; raise ArrayError if it is malformed."""
     file, fd = StoredFile.open(str(path), folder)
-    with open(fd, "rb"):  # closes it
+    with open(fd, "rb") as opened:
         if file.state[2] > LONGEST_HEADER:
             raise ArrayError(f"{path}: must have at most {LONGEST_HEADER} bytes, has {file.state[2]}")
-        memory = np.empty(file.state[2], np.uint8)
-        read_at(fd, 0, memory, str(path))
+        text = opened.read(file.state[2])
     try:
-        content = json.loads(memory.tobytes(), object_pairs_hook=_unique)
+        content = json.loads(text, object_pairs_hook=_unique)
         json.dumps(content, ensure_ascii=False).encode()  # raises for half of a surrogate pair
         if not isinstance(content, dict):
             raise TypeError("must be a JSON object")
     except (ValueError, TypeError, RecursionError) as error:
         raise ArrayError(f"{path}: malformed: {shorten(str(error))}; copy the folder again") from None
-    return content, memory.tobytes()
+    return content, text
 
 
 def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:
