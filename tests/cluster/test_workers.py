@@ -44,12 +44,12 @@ class TestProcesses(ExecutorContract):
     pass
 
 
-class TwoArgumentsError(Exception):
+class PathError(Exception):
     def __init__(self, path, why):
         super().__init__(f"{path}: {why}")
 
 
-class LockedUpError(Exception):
+class HeldError(Exception):
     def __init__(self):
         super().__init__("is locked")
         self.lock = threading.Lock()
@@ -61,13 +61,13 @@ class Unsent:
     def run(self, what):
         if what == "result":
             return threading.Lock()
-        raise {"unread": TwoArgumentsError("a.png", "broken"), "unsent": LockedUpError(), "sent": KeyError("plain")}[what]
+        raise {"unread": PathError("a.png", "broken"), "unsent": HeldError(), "sent": KeyError("plain")}[what]
 
 
 def test_what_cannot_be_sent_becomes_an_error_and_the_worker_continues():
     executor = Processes()
     worker = executor.start(Unsent)
-    due = {"unread": "TwoArgumentsError: a.png: broken", "unsent": "LockedUpError: is locked", "result": "pickle", "sent": "plain"}
+    due = {"unread": "PathError: a.png: broken", "unsent": "HeldError: is locked", "result": "pickle", "sent": "plain"}
     for what, text in due.items():
         with pytest.raises(KeyError if what == "sent" else (FedcoreError, TypeError), match=text):
             executor.result(executor.submit(worker, "run", what))
