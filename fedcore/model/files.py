@@ -87,7 +87,7 @@ def read_model(path: str | os.PathLike[str], *, key: str | None = None) -> dict[
     """
     place = absolute(path)
     suffix = place.suffix.lower()
-    if suffix in TORCH_SUFFIXES and place.is_file():
+    if suffix in TORCH_SUFFIXES and os.path.isfile(place):
         return dict(_load_torch(place, key, mmap=False))
     if key is not None:
         raise ArrayError(f"key={key!r}: {place.name} is not a torch file; leave out the key")
@@ -109,7 +109,7 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
         return path
     place = absolute(path)
     suffix = place.suffix.lower()
-    if suffix not in (*TORCH_SUFFIXES, ".npz") or not place.is_file():
+    if suffix not in (*TORCH_SUFFIXES, ".npz") or not os.path.isfile(place):
         return Safetensors(place)
     file, fd = StoredFile.open(str(place))
     if suffix == ".npz":
@@ -130,10 +130,10 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
 def folder_of(path: Any) -> Path | None:
     """Return the folder of Transformers or PEFT in which a model is, or None for a file of another name."""
     place = absolute(getattr(path, "path", path))
-    if place.is_dir():
+    if os.path.isdir(place):
         return place
     names = ("adapter_model", "model.safetensors", "pytorch_model")
-    return place.parent if place.name.startswith(names) and place.exists() else None
+    return place.parent if place.name.startswith(names) and os.path.exists(place) else None
 
 
 def files_beside(paths: Mapping[str, Any], given: Mapping[str, bytes]) -> dict[str, bytes]:

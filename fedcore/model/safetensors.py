@@ -141,8 +141,7 @@ class StoredTensor:
         self, name: str, file: StoredFile, kind: str, shape: tuple[int, ...], start: int, library: Library = "numpy"
     ) -> None:
         self.name, self.file, self.kind, self.shape, self.start, self.library = name, file, kind, shape, start, library
-        self.size = math.prod(shape)
-        self.itemsize = BYTES[kind]
+        self.size, self.itemsize = math.prod(shape), BYTES[kind]
 
     @property
     def dtype(self) -> Any:
@@ -364,7 +363,7 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
         self.path = absolute(path)
         self.index: tuple[str, bytes] | None = None
         named: dict[str, str] = {}
-        main = _main_of(self.path) if self.path.is_dir() else self.path
+        main = _main_of(self.path) if os.path.isdir(self.path) else self.path
         files = [main]
         if main.name.endswith(".index.json"):
             self.index, named = _read_index(main)
@@ -417,7 +416,8 @@ def _main_of(folder: Path) -> Path:
     listed = _read_index(folder / found[0])[1].values() if len(found) == 1 else ()
     found += sorted({name for name in names if is_model(name)} - set(listed))
     if not found:
-        raise ArrayError(f"{folder}: has no safetensors file; pass the folder or the file of a model")
+        problem = "has no safetensors file" if os.access(folder, os.R_OK) else "cannot be listed"
+        raise ArrayError(f"{folder}: {problem}; pass the folder or the file of a model")
     part = _incomplete(found)
     if len(found) == 1 and not part and not found[0].lower().endswith((own, *INDICES)):
         raise ArrayError(f"{folder}: has no safetensors file; pass the path of the file, {folder / found[0]}")
