@@ -79,8 +79,7 @@ def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = 
         p = check_number("p", p, "[0, 1]")
     elif isinstance(p, list | tuple):
         p = numbers("p", p, np.float64)
-    drawn = core.bernoulli(population, p, _key(seed, round, purpose))
-    if drawn is None:
+    if (drawn := core.bernoulli(population, p, _key(seed, round, purpose))) is None:
         bad, chance = next((i, chance) for i, chance in enumerate(map(float, p)) if not in_interval(chance, "[0, 1]"))
         raise RangeError(f"p[{bad}]={chance!r}: must be {describe_interval('[0, 1]')}")
     return drawn

@@ -275,12 +275,20 @@ def expand_home(path: str | os.PathLike[str], name: str = "path") -> Path:
 
 
 def absolute(path: str | os.PathLike[str], name: str = "path") -> Path:
-    """Return the absolute path with ``~`` expanded; raise StoreError if the working directory was deleted."""
+    """Return the absolute path with ``~`` expanded.
+
+    Raises:
+        RangeError: as for ``expand_home``.
+        StoreError: the working directory was deleted, or no file can have this name.
+    """
     expanded = expand_home(path, name)
     try:
+        os.access(expanded, os.F_OK)  # raises ValueError for a zero character or half of a surrogate pair
         return expanded.absolute()
     except FileNotFoundError:
         raise StoreError(f"{expanded}: the working directory was deleted; use an absolute path") from None
+    except ValueError as error:
+        raise StoreError(f"{shorten(str(expanded))}: cannot be read or written: {error}; rename it") from None
 
 
 # Representations of objects: one line, and a table in notebooks.
@@ -348,10 +356,8 @@ def arguments_of(owner: object) -> dict[str, Any]:
     """Return the constructor arguments that an object has as attributes and that differ from their defaults."""
     arguments = {}
     for name, parameter in signature(type(owner)).parameters.items():
-        value = getattr(owner, name, parameter.default)
-        is_default = value is parameter.default or (
-            type(value) is type(parameter.default) and value == parameter.default
-        )
+        value, default = getattr(owner, name, parameter.default), parameter.default
+        is_default = value is default or (type(value) is type(default) and value == default)
         if not is_default and value is not Parameter.empty:
             arguments[name] = value
     return arguments

@@ -21,7 +21,7 @@ LONGEST_HEADER = 1024  # 32 dimensions of 19 digits need 800 bytes
 DIMENSIONS = 32
 NUMBER = rb"(?:0|[1-9][0-9]{0,18})"
 HEADER = re.compile(
-    rb"\{'descr': '([<|][A-Za-z][1-9])', 'fortran_order': (False|True), "
+    rb"\{'descr': '([<>|][A-Za-z][1-9][0-9]{0,3})', 'fortran_order': (False|True), "
     rb"'shape': \((|%(n)s,|%(n)s(?:, %(n)s)+)\), \} *\n" % {b"n": NUMBER}
 )
 DTYPES = {

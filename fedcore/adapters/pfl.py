@@ -269,6 +269,8 @@ BLOCK = 64
 """The number of elements that share a scale under "int8". The weight is in a separate block with its own scale."""
 
 
+FINITE = "[-{0}, {0}]".format(float(np.finfo(np.float32).max))
+"""The numbers that a float32 holds."""
 STATES = "states of pfl's users"
 _KEY = re.compile(r"key(-[\w.~%-]*)?", re.ASCII)  # the names that _folder makes
 _UNFINISHED = re.compile(r"\.(draft|previous)-[0-9a-f]{12}$")  # a store whose creation was interrupted
@@ -297,19 +299,28 @@ class ClientStoreUserState(AbstractUserStateStorage):
                     self._tables[folder.name] = self._reopened(folder)
 
     def save_state(self, state: Any, user_id: str, key: str | None = None) -> None:
-        """Store a copy of the state, whose tensors must be float32 and like those of the key's first state."""
-        tensors = dict(state.items())
+        """Store a copy of the state, whose tensors must be float32 and like those of the key's first state.
+
+        The weight is rounded to float32. A codec rounds the tensors and the weight; "f16" makes numbers above 65,504
+        infinite.
+
+        Raises:
+            DtypeError: a tensor is not float32.
+            RangeError: the weight is not finite, or exceeds float32.
+            ArrayError, ShapeError: the tensors are not those of the first state.
+        """
+        tensors = {str(name): read_leaf(str(name), tensor) for name, tensor in state.items()}
+        for name, tensor in tensors.items():
+            if (dtype := dtype_name(tensor)) != "float32":
+                raise DtypeError(f"{name}: dtype {dtype}; must be float32")
         store, layout = self._table(key, tensors)
         if user_id not in store.registry:
             store.add(user_id)
         try:
             row = store.stage(user_id)
             whole = np.empty(store.n, np.float32) if isinstance(row, Codes) else row
-            for piece in layout.slices:  # a state keeps its dtypes
-                if piece.name in tensors and (dtype := dtype_name(tensors[piece.name])) != piece.dtype:
-                    raise DtypeError(f"{piece.name}: dtype {dtype}; must be {piece.dtype}, as in the first state")
             layout.flatten(tensors, out=whole[: layout.n])
-            whole[layout.n :], whole[-1] = 0, getattr(state, "weight", 1.0)
+            whole[layout.n :], whole[-1] = 0, check_number("weight", float(getattr(state, "weight", 1.0)), FINITE)
             if isinstance(row, Codes):
                 quantise(whole, row.codec, out=row)
             store.commit((store.round or 0) + 1)
@@ -351,8 +362,6 @@ class ClientStoreUserState(AbstractUserStateStorage):
         folder = _folder(key)
         if folder not in self._tables:
             layout = Layout.of(tensors, buffers=())
-            for piece in (*layout.outside, *layout.narrow):
-                raise DtypeError(f"{piece.name}: dtype {piece.dtype}; must be float32")
             n = -(-layout.n // BLOCK) * BLOCK + 1
             place: dict[str, Any] = {}
             if self._path is not None:

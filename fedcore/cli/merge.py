@@ -125,8 +125,7 @@ def _optimizer(name: str | None, options: dict[str, Any]) -> Any:
     """Return the server optimizer with its options, or None."""
     if name is None:
         if options:
-            first = next(iter(options))
-            raise ConfigError(f"--set: no rule has the option {first!r}, and --server-optimizer is missing")
+            raise ConfigError(f"--set: no rule has the option {next(iter(options))!r}; --server-optimizer is missing")
         return None
     try:
         return optimizers.named(name, **options)

@@ -95,7 +95,8 @@ def add_store(group: Parser) -> None:
     terminal.add_imports(parser)
     key(parser)
     model = _argument("model", metavar="MODEL", help="file of a model, or folder of safetensors files")
-    command("replace", replace, state, model, terminal.add_imports, key)
+    parser = command("replace", replace, state, model, terminal.add_imports, key)
+    parser.add_argument("--key", metavar="KEY", help="key of the state_dict in a torch file, such as model")
     lines = _argument("--export", metavar="FILE", help="write the documents as JSON lines")
     command("audit", audit, "folder of a server or of totals with an audit log, or a manifest", folders, lines)
     parser = command("reshard", reshard, "manifest or folder of a cluster, or a server's folder")
@@ -353,10 +354,9 @@ def recover(options: Options) -> None:
     if not found.lost:
         print("no commit was lost")
         return
-    for problem in found.problems:
-        print(problem)
     if found.problems:
-        print(f"commit {found.commit} is damaged (see above); restore the store from a copy")
+        advice = f"commit {found.commit} is damaged (see above); restore the store from a copy"
+        print(*found.problems, advice, sep="\n")
         sys.exit(terminal.FAILED)
     first, last = found.lost[0], found.lost[-1]
     lost = f"commit {first}" if first == last else f"commits {first} to {last}"
@@ -386,9 +386,8 @@ def export(options: Options) -> None:
     form = form_of(file)
     model = saved.read_model(options.path)
     narrow = sorted({piece.dtype for piece in model.layout.slices if piece.dtype in NARROW})
-    library: Literal["torch", "numpy"] = "numpy"
-    if "numpy" not in FORMS[form] or (form == ".safetensors" and narrow):
-        library = "torch"
+    is_in_torch = "numpy" not in FORMS[form] or (form == ".safetensors" and narrow)
+    library: Literal["torch", "numpy"] = "torch" if is_in_torch else "numpy"
     if library == "torch" and find_spec("torch") is None:
         purpose = f"{file.name} of {narrow[0]}" if narrow else file.name
         raise MissingDependencyError.of(purpose, "torch", extra="torch", instead="write .npz")
@@ -445,9 +444,7 @@ def remove_client(options: Options) -> None:
       fedcore store remove-client state 6718209338712947
     """
     with _server(options) as server:
-        client, known = options.client, server.clients
-        if re.fullmatch(r"[0-9]{1,20}", client) and (int(client) in known or client not in known):
-            client = int(client)
+        client = _client(options.client, server.clients)
         server.remove_client(client, from_objective=not options.keep_in_objective, erase=options.erase)
         left, audited = len(server.clients), server.settings.audit
     print(f"{client!r} removed after round {server.round_number}; {left:,} clients remain")
@@ -456,6 +453,15 @@ def remove_client(options: Options) -> None:
         print("kept: the model, with what it learned from the client" + ", and the audit log, with its id" * audited)
     else:
         print("its bytes stay in unused space of the files; `fedcore store compact --erase` erases them")
+
+
+def _client(text: str, known: Any) -> int | str:
+    """Return the id of a command line: the text, or the integer with these digits if no client has the text."""
+    is_integer = re.fullmatch("0|[1-9][0-9]{0,19}", text) is not None
+    if is_integer and text in known and int(text) in known:
+        way = f"in Python, call remove_client({text}) or remove_client({text!r}) of Server.load(STATE)"
+        raise errors.RangeError(f"ID {text}: clients {text} (an integer) and {text!r} (a text) are registered; {way}")
+    return int(text) if is_integer and text not in known else text
 
 
 def replace(options: Options) -> None:
@@ -470,7 +476,7 @@ def replace(options: Options) -> None:
       fedcore store replace state pruned.safetensors
     """
     with _server(options) as server:
-        server.replace_x(open_model(options.model))
+        server.replace_x(open_model(options.model, key=options.key))
     print(f"model replaced after round {server.round_number}")
 
 
@@ -604,8 +610,8 @@ def check(options: Options) -> None:
         for update in updates if isinstance(updates, list) and options.client is not None else ():
             clients |= {str(update.get("client"))} if isinstance(update, dict) else set()
             if isinstance(update, dict) and str(update.get("client")) == options.client:
-                weight, own = short_repr(update.get("weight")), short_repr(update.get("digest"))
-                print(f"round {document['round']}: weight {weight}, digest {own}")
+                client, weight, own = (short_repr(update.get(name)) for name in ("client", "weight", "digest"))
+                print(f"round {document['round']}: client {client}: weight {weight}, digest {own}")
     if number < 0:
         raise CorruptionError(f"{options.file}: has no documents")
     if anchors:

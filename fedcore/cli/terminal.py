@@ -112,9 +112,7 @@ def amount(text: str) -> float:
 
 def positive(text: str) -> float:
     """Parse a finite number above 0."""
-    if not (number := amount(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be above 0")
-    return number
+    return float(_parsed(text, float, math.ulp(0), "a finite number above 0"))
 
 
 def add_changes(parser: Parser, about: str = "set a key of the configuration to a TOML value; repeatable") -> None:

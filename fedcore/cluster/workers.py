@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, ClassVar, Protocol
 
-from fedcore.errors import ClusterError, MissingDependencyError, RangeError
+from fedcore.errors import ClusterError, FedcoreError, MissingDependencyError, RangeError
 
 LOGGER = logging.getLogger("fedcore.sim")
 MOST_TRIES = 4
@@ -52,6 +53,8 @@ class Executor(Protocol):
 
     def result(self, reference: Any) -> Any:
         """Return the result of a call, or raise the error that the method raised.
+
+        An error or a result that cannot be pickled may become an error of another class with the same message.
 
         Raises:
             LostError: the worker has ended.
@@ -108,12 +111,9 @@ class Processes:
 
     def wait(self, references: Sequence[_Call], seconds: float | None = None) -> list[_Call]:
         """See ``Executor``."""
-        ended = [call for call in references if call.worker.pipe.closed]
-        if ended:
+        if ended := [call for call in references if call.worker.pipe.closed]:
             return ended
-        oldest: dict[Any, _Call] = {}
-        for call in references:
-            oldest.setdefault(call.worker.pipe, call)
+        oldest = {call.worker.pipe: call for call in reversed(references)}
         return [oldest[pipe] for pipe in connection.wait(list(oldest), seconds)]
 
     def result(self, reference: _Call) -> Any:
@@ -150,16 +150,22 @@ def _serve(pipe: connection.Connection, kind: type) -> None:
         while True:
             method, arguments = pipe.recv()
             try:
-                reply = True, getattr(worker, method)(*arguments)
+                pipe.send((True, getattr(worker, method)(*arguments)))
             except Exception as error:
-                reply = False, error
-            pipe.send(reply)
+                pipe.send((False, _sendable(error)))
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an error, or another one with its class and message if it cannot be pickled and read."""
+    with suppress(Exception):
+        pickle.loads(pickle.dumps(error))
+        return error
+    return FedcoreError(f"{type(error).__name__}: {error}")
 
 
 def _end_with_parent() -> None:
     """End this process when its parent ends for any reason, since a task may take hours."""
-    parent = parent_process()
-    if parent is not None:
+    if (parent := parent_process()) is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
@@ -524,8 +530,7 @@ class Pool:
 
     def _warn(self) -> None:
         self._has_warned = True
-        room = self._executor.room()
-        if room is None:
+        if (room := self._executor.room()) is None:
             return
         LOGGER.warning(
             "%d of %d workers have not started after %.0f s: each requests %g CPUs and %g GPUs, and the executor "

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from importlib import import_module
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
-from zipfile import is_zipfile
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ def read_model(path: str | os.PathLike[str], *, key: str | None = None) -> dict[
     """
     place = absolute(path)
     suffix = place.suffix.lower()
-    if suffix in TORCH_SUFFIXES and place.is_file():
+    if suffix in TORCH_SUFFIXES and os.path.isfile(place):
         return dict(_load_torch(place, key, mmap=False))
     if key is not None:
         raise ArrayError(f"key={key!r}: {place.name} is not a torch file; leave out the key")
@@ -96,7 +97,7 @@ def read_model(path: str | os.PathLike[str], *, key: str | None = None) -> dict[
 def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
     """Return a model's tensors as ``StoredTensor``: of safetensors files, of a torch file, or of a .npz file.
 
-    Tensors that are compressed, or not contiguous in C order, are read into memory.
+    Tensors that are compressed, not contiguous in C order, or in another byte order are read into memory.
 
     Args:
         path: as for ``read_model``; a ``Safetensors`` is returned unchanged.
@@ -108,7 +109,7 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
         return path
     place = absolute(path)
     suffix = place.suffix.lower()
-    if suffix not in (*TORCH_SUFFIXES, ".npz") or not place.is_file():
+    if suffix not in (*TORCH_SUFFIXES, ".npz") or not os.path.isfile(place):
         return Safetensors(place)
     file, fd = StoredFile.open(str(place))
     if suffix == ".npz":
@@ -129,10 +130,10 @@ def open_model(path: Any, *, key: str | None = None) -> Mapping[str, Any]:
 def folder_of(path: Any) -> Path | None:
     """Return the folder of Transformers or PEFT in which a model is, or None for a file of another name."""
     place = absolute(getattr(path, "path", path))
-    if place.is_dir():
+    if os.path.isdir(place):
         return place
     names = ("adapter_model", "model.safetensors", "pytorch_model")
-    return place.parent if place.name.startswith(names) and place.exists() else None
+    return place.parent if place.name.startswith(names) and os.path.exists(place) else None
 
 
 def files_beside(paths: Mapping[str, Any], given: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -206,12 +207,12 @@ def _load_npz(file: StoredFile, fd: int) -> dict[str, Any]:
 
 
 def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
-    """Return the state_dict of a torch file. With ``mmap``, its tensors are views of the mapped file."""
+    """Return the state_dict of a torch file. With ``mmap``, its tensors are views of the mapped file if possible."""
     if find_spec("torch") is None:
         raise MissingDependencyError.of(path.name, "torch", extra="torch", instead="convert it to .safetensors")
     torch, keys, content = import_module("torch"), "", None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zipfile(path))
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and _is_mappable(path))
         if isinstance(content, Mapping):
             keys = f"; its keys are {', '.join(map(repr, list(content)[:3]))}{', ...' * (len(content) > 3)}"
         named = content if key is None else content[key]
@@ -231,16 +232,21 @@ def _load_torch(path: Path, key: str | None, *, mmap: bool) -> dict[str, Any]:
     return {str(name): own_class(f"{path.name}, {name}", leaf) for name, leaf in named.items()}
 
 
+def _is_mappable(path: Path) -> bool:
+    """Whether the bytes in a torch file are numbers of this machine. An older file names no byte order."""
+    if not is_zipfile(path):
+        return False
+    with ZipFile(path) as file:
+        orders = {file.open(info).read(8) for info in file.infolist() if info.filename.endswith("/byteorder")}
+    return orders <= {sys.byteorder.encode()}
+
+
 def _mappings_of(file: StoredFile) -> list[tuple[int, int, int]]:
     """Return the first and last address and the file's offset of each place where this process has mapped a file."""
     device = f"{os.major(file.state[0]):02x}:{os.minor(file.state[0]):02x}"
-    found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, offset, of_device, inode = line.split(maxsplit=5)[:5]
-        if (of_device, int(inode)) == (device, file.state[1]):
-            begin, _, end = addresses.partition("-")
-            found.append((int(begin, 16), int(end, 16), int(offset, 16)))
-    return found
+    line = rf"^(\w+)-(\w+) \S+ (\w+) {device} {file.state[1]}\s"
+    found = re.findall(line, Path("/proc/self/maps").read_text(), re.MULTILINE)
+    return [(int(begin, 16), int(end, 16), int(offset, 16)) for begin, end, offset in found]
 
 
 def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:

@@ -48,7 +48,7 @@ def equal_adapters(paths: Mapping[str, Any], entries: Sequence[str] = (*SCALES, 
     found: dict[str, Any] = {}
     for label, path in paths.items():
         folder = folder_of(path)
-        if folder is None or not (folder / ADAPTER).exists():
+        if folder is None or not os.path.exists(folder / ADAPTER):
             continue
         found[label] = read_json(folder / ADAPTER)
         of_first = next(iter(found))

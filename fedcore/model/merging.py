@@ -367,7 +367,7 @@ class _Job:
         self.pattern = models[0] if self.base is None else self.base
         self.plan = TensorPolicy().plan(self.labels[0] if base is None else "base", self.pattern)
         place = Path(self.base_path or "")
-        self.report_path = (place if place.is_dir() else place.parent) / REPORT
+        self.report_path = (place if os.path.isdir(place) else place.parent) / REPORT
         self.report = self._report()
         self.ties = self.report.get("ties", {}) | policy.ties_of(self.pattern)
         given = ((option, one) for option, one in of.items() if one is not None)
@@ -456,11 +456,11 @@ class _Job:
         advice = f"delete {self.report_path} and {MOMENTS.parent} to start with new moments"
         if self.optimizer is None and described is not None and self.patterns:
             raise RangeError(f"base: has moments of {described!r:.200}; pass the same optimizer, or {advice}")
-        if self.optimizer is None or (described is None and not path.exists()):
+        if self.optimizer is None or (described is None and not os.path.exists(path)):
             return after, idle, []
         if described != _described(self.optimizer):
             raise RangeError(f"base: its moments are those of {described!r:.200}; pass the same optimizer, or {advice}")
-        stored: Mapping[str, StoredTensor] = Safetensors(path) if path.exists() else {}
+        stored: Mapping[str, StoredTensor] = Safetensors(path) if os.path.exists(path) else {}
         forms = self._moment_forms([name for name in self._stepped() if name in having])
         due = {name: f"{kind}{list(shape)}" for name, (kind, shape) in forms.items()}
         found = {name: f"{tensor.kind}{list(tensor.shape)}" for name, tensor in stored.items()}

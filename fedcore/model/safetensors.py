@@ -141,8 +141,7 @@ class StoredTensor:
         self, name: str, file: StoredFile, kind: str, shape: tuple[int, ...], start: int, library: Library = "numpy"
     ) -> None:
         self.name, self.file, self.kind, self.shape, self.start, self.library = name, file, kind, shape, start, library
-        self.size = math.prod(shape)
-        self.itemsize = BYTES[kind]
+        self.size, self.itemsize = math.prod(shape), BYTES[kind]
 
     @property
     def dtype(self) -> Any:
@@ -252,9 +251,7 @@ def read_header(path: str | os.PathLike[str], folder: OpenFolder | None = None) 
                 advice = "read a torch file by read_model(path, key=), name a NumPy file .npz, or run `git lfs pull`"
                 raise ArrayError(f"{path}: is not in safetensors format; {advice} (it starts with {first!r})")
             raise ArrayError(f"{path}: a header of {length} bytes does not fit into {size} bytes; copy the file again")
-        text = np.empty(length, np.uint8)
-        read_at(fd, 8, text, str(path))
-    header = text.tobytes()
+        header = os.pread(fd, length, 8)
     tensors: dict[str, StoredTensor] = {}
     begin, at = 8 + length, 0
     for (start, stop), name, code, shape in sorted(_entries(str(path), header)):
@@ -366,7 +363,7 @@ class Safetensors(Mapping[str, StoredTensor], Represented):
         self.path = absolute(path)
         self.index: tuple[str, bytes] | None = None
         named: dict[str, str] = {}
-        main = _main_of(self.path) if self.path.is_dir() else self.path
+        main = _main_of(self.path) if os.path.isdir(self.path) else self.path
         files = [main]
         if main.name.endswith(".index.json"):
             self.index, named = _read_index(main)
@@ -419,7 +416,8 @@ def _main_of(folder: Path) -> Path:
     listed = _read_index(folder / found[0])[1].values() if len(found) == 1 else ()
     found += sorted({name for name in names if is_model(name)} - set(listed))
     if not found:
-        raise ArrayError(f"{folder}: has no safetensors file; pass the folder or the file of a model")
+        problem = "has no safetensors file" if os.access(folder, os.R_OK) else "cannot be listed"
+        raise ArrayError(f"{folder}: {problem}; pass the folder or the file of a model")
     part = _incomplete(found)
     if len(found) == 1 and not part and not found[0].lower().endswith((own, *INDICES)):
         raise ArrayError(f"{folder}: has no safetensors file; pass the path of the file, {folder / found[0]}")
@@ -446,19 +444,18 @@ def _incomplete(names: Iterable[str]) -> str:
 def read_json(path: Path, folder: OpenFolder | None = None) -> tuple[dict[str, Any], bytes]:
     """Return the content and the bytes of a file with one JSON object; raise ArrayError if it is malformed."""
     file, fd = StoredFile.open(str(path), folder)
-    with open(fd, "rb"):  # closes it
+    with open(fd, "rb") as opened:
         if file.state[2] > LONGEST_HEADER:
             raise ArrayError(f"{path}: must have at most {LONGEST_HEADER} bytes, has {file.state[2]}")
-        memory = np.empty(file.state[2], np.uint8)
-        read_at(fd, 0, memory, str(path))
+        text = opened.read(file.state[2])
     try:
-        content = json.loads(memory.tobytes(), object_pairs_hook=_unique)
+        content = json.loads(text, object_pairs_hook=_unique)
         json.dumps(content, ensure_ascii=False).encode()  # raises for half of a surrogate pair
         if not isinstance(content, dict):
             raise TypeError("must be a JSON object")
     except (ValueError, TypeError, RecursionError) as error:
         raise ArrayError(f"{path}: malformed: {shorten(str(error))}; copy the folder again") from None
-    return content, memory.tobytes()
+    return content, text
 
 
 def _read_index(path: Path) -> tuple[tuple[str, bytes], dict[str, str]]:

@@ -60,7 +60,7 @@ def manifest_in(path: str | os.PathLike[str]) -> Path | None:
 
 def is_begun(storage: Storage) -> bool:
     """Whether the storage's folder has a server, or other data that a new server would overwrite."""
-    if storage.path is None or not (folder := Path(storage.path)).exists():
+    if storage.path is None or not os.path.exists(folder := Path(storage.path)):
         return False
     if not folder.is_dir() or manifest_in(folder) is not None:
         return True

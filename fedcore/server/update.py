@@ -52,7 +52,7 @@ from fedcore.model.safetensors import Safetensors
 from fedcore.profiling import timed
 from fedcore.store.registry import ClientId, canonical
 from fedcore.store.slots import checksums
-from fedcore.validation import check_integer, describe_value, numbers, rejection_reason, short_repr
+from fedcore.validation import check_integer, describe_value, listed, numbers, rejection_reason, short_repr
 
 # Slices of vectors, one per shard of a server: arrays, or references to arrays in other processes.
 
@@ -65,10 +65,17 @@ class Slices:
         parts: for each range of ``Broadcast.slices``, float32[stop - start], or up to ``end`` for vectors without
             buffers; or references to such arrays (``ray.ObjectRef``).
         digests: the ``digest_of`` of each part, from the process that computed the whole vector. Default: unknown.
+
+    Raises:
+        RangeError: an argument is not a list, or the like.
     """
 
     parts: Sequence[Any]
     digests: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parts",) if self.digests is None else ("parts", "digests"):
+            object.__setattr__(self, name, tuple(listed(name, getattr(self, name))))  # an iterator is read once
 
     def require(self, name: str, shards: int) -> None:
         """Raise RangeError unless each shard has a part, and a digest if any."""
@@ -125,8 +132,7 @@ def digest_of(vector: Any) -> str:
 
     Cost: reads the slice once, near the speed of a plain sum.
     """
-    array = np.ascontiguousarray(own_class("vector", vector))
-    return blake2b(checksums(array).tobytes(), digest_size=16).hexdigest()
+    return blake2b(checksums(np.ascontiguousarray(own_class("vector", vector))), digest_size=16).hexdigest()
 
 
 PART = 1 << 20
@@ -458,7 +464,9 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
         y = y.reshape(-1)  # a view, since the caller may change the form of an array
     if is_own_class(y) or (device != CPU and device_of(y) == device):
         return y  # on a device, an array belongs to this process; a copy would cost a wait for each update
-    return _float32_copy(y, n)  # a foreign class may export a different array the next time
+    copy = empty(n)  # a foreign class may export a different array the next time
+    kernels.accumulate(None, [None], [y], np.array([-1.0]), np.ones(1), out=copy)
+    return copy
 
 
 def _in_memory(expected: str, y: Any, dtype: str, device: str) -> Any:
@@ -499,12 +507,6 @@ def joined_float32(parts: Sequence[Any], device: str) -> Any:
         read_tensor_to_device("update", part, whole[start : start + len(part)], device)
         start += len(part)
     return whole
-
-
-def _float32_copy(y: Any, n: int) -> Any:
-    copy = empty(n)
-    kernels.accumulate(None, [None], [y], np.array([-1.0]), np.ones(1), out=copy)
-    return copy
 
 
 def first_not_finite(y: Any, layout: Layout) -> str | None:

@@ -82,11 +82,11 @@ MALFORMED = [
     (header(GOOD.replace("(2,)", "(0,)"), length=len(GOOD) + 2), ArrayError),
     (header(GOOD + " " * 2000, bytes(8)), ArrayError),
     *((header(GOOD, bytes(size)), ShapeError) for size in (7, 9)),
-    *((replaced("<f4", dtype, size), DtypeError) for dtype, size in (("|O8", 16), ("<c8", 16), ("<V2", 4))),
+    *((replaced("<f4", dtype, size), DtypeError) for dtype, size in (("|O8", 8), ("<c16", 32), (">f4", 8), ("<V2", 4))),
     *((replaced("(2,)", shape), ArrayError) for shape in ("(-2,)", "(2)", "(1, 2,)", "(02,)", "(2L,)", "(True,)")),
     *((replaced("(2,)", shape, size), ShapeError) for shape, size in ((f"({NINES},)", 8), (f"(0, {NINES})", 0))),
     (replaced("(2,)", "(" + ", ".join(["1"] * 33) + ")", 4), ShapeError),
-    *((replaced("'<f4'", new), ArrayError) for new in ("'>f4'", "__import__('os')")),
+    *((replaced("'<f4'", new), ArrayError) for new in ("'=f4'", "__import__('os')")),
     (replaced(", }", ", 'descr': '<f8', }"), ArrayError),
 ]
 

@@ -68,6 +68,9 @@ def test_an_exported_model_replaces_x(tmp_path, dtype):
     assert read_model(state).x.tobytes() == before.tobytes()
     write_model({"w": np.ones(3, np.float32)}, file)
     assert_rejected(invoke("store", "replace", state, file), "model")
+    torch.save({"model": first, "epoch": 3}, tmp_path / "c.pt")
+    assert_rejected(invoke("store", "replace", state, tmp_path / "c.pt"), "--key model")
+    assert invoke("store", "replace", state, tmp_path / "c.pt", "--key", "model").status == 0
     for file in (tmp_path / "m.pt", *([tmp_path / "m.npz"] if dtype == torch.float32 else [])):
         assert invoke("store", "export", state, file).status == 0
         done = invoke("store", "replace", state, file)
@@ -149,14 +152,14 @@ def test_folder_with_another_x_is_rejected(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "state"
-    ids = [7, "7", "site a"]
+    ids = [7, "007", "site a"]
     with Server(np.zeros(5, np.float32), "MIFA", ids, lr=0.1, storage=Storage(path=path, keep_previous=True)) as server:
         for k in range(2):
             server.round([Update(i, server.x + j + k, 1) for j, i in enumerate(ids)])
     return path
 
 
-@pytest.mark.parametrize(("id", "client"), [("7", 7), ("site a", "site a")])
+@pytest.mark.parametrize(("id", "client"), [("7", 7), ("007", "007"), ("site a", "site a")])
 def test_remove_client(folder, id, client):
     done = invoke("store", "remove-client", folder, id)
     assert done.status == 0, done.errors
@@ -166,6 +169,21 @@ def test_remove_client(folder, id, client):
         assert not contradictions(server)
     assert invoke("store", "verify", folder).status == 0
     assert invoke("store", "remove-client", folder, "unknown").status == 2
+    assert "client=9: not" in invoke("store", "remove-client", folder, "9").errors
+
+
+def test_an_id_that_means_two_clients_is_refused(tmp_path):
+    storage = Storage(tmp_path, audit=True)
+    with Server(np.zeros(5, np.float32), "MIFA", [7, "7", "8"], lr=0.1, storage=storage) as server:
+        server.round([Update(i, server.x + 1, 1) for i in (7, "7")])
+    assert_rejected(invoke("store", "remove-client", tmp_path, "7"), "call remove_client(7) or remove_client('7')")
+    assert invoke("store", "remove-client", tmp_path, "8").output.startswith("'8' removed")
+    invoke("store", "audit", tmp_path, "--export", tmp_path / "log")
+    found = invoke("audit", "check", tmp_path / "log", "--client", "7").output
+    assert [line.partition(": weight")[0] for line in found.splitlines()[:2]] == [
+        "round 0: client 7",
+        "round 0: client '7'",
+    ]
 
 
 def test_undo_of_a_removal(folder):

@@ -198,7 +198,7 @@ def test_wrong_options_are_rejected(tmp_path):
         (["--edges", 11], "--edges 11: must be at most 10 (--per-round)"),
         (["--shards", 8], "--shards 8: must be at most 7 (one for each"),
         (["--clients", 2**31], "--numbered"),
-        (["--deadline", 0], "--deadline: '0': must be above 0"),
+        (["--deadline", 0], "--deadline: '0': must be a finite number above 0"),
         (["--parameters", "1.5e0"], "--parameters"),
         (["--parameters", "1e999"], "--parameters"),
     ],

@@ -210,8 +210,11 @@ def test_slices_of_two_vectors_are_refused():
         return [y[span.start : span.stop] for span in server._backend.ranges]
 
     digests = list(map(cluster.digest_of, cut(first)))
+    for parts, own in ((None, None), (3, None), (cut(first), 3)):
+        with pytest.raises(RangeError, match="must be a list"):
+            cluster.Slices(parts, own)
     with server.open_round() as opened:
-        opened.add(0, cluster.Slices(cut(first), digests), steps=2)
+        opened.add(0, cluster.Slices(iter(cut(first)), iter(digests)), steps=2)
         opened.add(1, cluster.Slices([*cut(first)[:2], cut(second)[2]], digests), steps=2)
         opened.add(2, cluster.Slices([*cut(first)[:2], cut(second)[2][:-1]]), steps=2)
     assert opened.report.accepted == (0,)

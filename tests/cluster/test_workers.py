@@ -1,13 +1,14 @@
 """The contract of executors, pools and tasks, on this machine's processes and on Ray: results, errors, lost workers."""
 
 import os
+import threading
 
 import psutil
 import pytest
 
 from fedcore.cluster import workers
 from fedcore.cluster.workers import LostError, Pool, Processes
-from fedcore.errors import ClusterError
+from fedcore.errors import ClusterError, FedcoreError
 from fedcore.sim import ray_engine
 from fedcore.sim.ray_engine import Tasks
 from fedcore.testing import ExecutorContract
@@ -41,6 +42,30 @@ def make_pool(backend, monkeypatch):
 
 class TestProcesses(ExecutorContract):
     pass
+
+
+class PathError(Exception):
+    def __init__(self, path, why):
+        super().__init__(f"{path}: {why}")
+
+
+class Unsent:
+    """A worker whose errors and result cannot be pickled, or not be read again."""
+
+    def run(self, what):
+        if what == "result":
+            return threading.Lock()
+        raise PathError("a.png", "broken") if what == "unread" else KeyError(threading.Lock())
+
+
+def test_what_cannot_be_sent_becomes_an_error_and_the_worker_continues():
+    executor = Processes()
+    worker = executor.start(Unsent)
+    due = {"unread": "PathError: a.png: broken", "unsent": "KeyError: <unlocked", "result": "pickle"}
+    for what, text in due.items():
+        with pytest.raises((FedcoreError, TypeError), match=text):
+            executor.result(executor.submit(worker, "run", what))
+    executor.kill(worker)
 
 
 class TestRay(ExecutorContract):

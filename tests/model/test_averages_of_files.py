@@ -56,6 +56,18 @@ def test_files_and_models_in_memory_give_the_same_bits(tmp_path, small_windows, 
     same(mixed, due)
 
 
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_a_torch_file_has_the_numbers_that_its_byte_order_says(tmp_path, monkeypatch, order):
+    due = {"w": torch.arange(1, 5, dtype=torch.float32)}
+    as_saved = due["w"].numpy() if order == sys.byteorder else due["w"].numpy().byteswap()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "byteorder", order)  # which torch.save writes into the file
+        torch.save({"w": torch.from_numpy(as_saved)}, tmp_path / "model.pt")
+    assert isinstance(open_model(tmp_path / "model.pt")["w"], StoredTensor) == (order == sys.byteorder)
+    same(fedcore.aggregate([tmp_path / "model.pt"] * 2), due)
+    assert torch.equal(fedcore.read_model(tmp_path / "model.pt")["w"], due["w"])
+
+
 def test_npz_files_give_the_bits_of_models_in_memory(tmp_path, small_windows):
     rng = np.random.default_rng(0)
     given = [

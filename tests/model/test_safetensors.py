@@ -245,6 +245,13 @@ def test_an_index_of_a_name_that_no_file_can_have_is_refused(tmp_path, name):
     assert str(caught.value).encode()
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300])
+def test_a_name_that_no_file_can_have_is_a_store_error(tmp_path, name):
+    for use in (read_model, Safetensors, lambda path: write_model({"w": np.ones(2, np.float32)}, path)):
+        with pytest.raises(errors.StoreError, match=r"\.npz: cannot"):
+            use(tmp_path / f"{name}.npz")
+
+
 HOSTILE = {
     "empty": b"",
     "seven bytes": bytes(7),

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -110,9 +112,18 @@ def test_a_state_of_other_tensors_is_an_error_and_changes_nothing(storage, bad, 
     require_same(storage.load_state("0"), state(0))
 
 
-def test_states_of_other_kinds_are_refused(storage):
+@pytest.mark.parametrize("dtype", [np.int64, np.float16, np.float64])
+def test_states_of_other_kinds_are_refused(storage, dtype):
     with pytest.raises(errors.DtypeError, match=r"^n\b"):
-        storage.save_state({"n": np.array([1])}, "0")
+        storage.save_state({"n": np.array([1], dtype)}, "0")
+
+
+@pytest.mark.parametrize("weight", [1e39, -1e39, math.nan, torch.tensor(math.inf)])
+def test_weights_that_a_row_cannot_hold_are_refused(storage, weight):
+    storage.save_state(state(0), "0")
+    with pytest.raises(errors.RangeError, match=r"^weight="):
+        storage.save_state(MappedVectorStatistics(dict(state(1).items()), weight=weight), "0")
+    require_same(storage.load_state("0"), state(0))
 
 
 def test_another_store_s_folder_is_an_error_and_closes_the_others(tmp_path):
