@@ -1,6 +1,6 @@
 """Weights, steps and directions by hand on two clients, and the ranges of options."""
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
@@ -61,6 +61,18 @@ COHORT = Cohort(
     square_of_sum=8.0,
 )
 NOBODY = Cohort(S=0, weighed=0, N=8, devices=8, W=1.0, rows=2)
+
+
+@pytest.mark.parametrize("value", [Direction(), Step(v=Linear()), CLAIMS, COHORT], ids="dsac")
+def test_values_are_immutable(value):
+    for field in fields(value):
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, field.name, 0)
+
+
+def test_a_cohort_takes_keywords_only():
+    with pytest.raises(TypeError):
+        Cohort(*vars(COHORT).values())
 
 
 def test_fedavgs_weights():

@@ -35,16 +35,12 @@ def test_the_tutorial_runs(name, monkeypatch):
     pytest.importorskip("pandas")
     monkeypatch.setitem(matplotlib.rcParams, "backend", "agg")
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    path = DOCS / "tutorials" / f"{name}.py"
+    assert re.search(r"^# %% \[markdown\]\n# # \w", path.read_text(), re.MULTILINE)  # its title
     with restored_registries(), contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(DOCS / "tutorials" / f"{name}.py"), run_name="__main__")
+        runpy.run_path(str(path), run_name="__main__")
     for line in EXPECTED[name]:
         assert line in printed.getvalue(), printed.getvalue()
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_the_tutorial_starts_with_its_title(name):
-    text = (DOCS / "tutorials" / f"{name}.py").read_text()
-    assert re.search(r"^# %% \[markdown\]\n# # \w", text, re.MULTILINE)
 
 
 def test_the_quickstart_installs_what_the_tutorials_import():

@@ -196,15 +196,6 @@ def test_at_least_leaves_enough_clients_unchanged():
     assert 0 < replaced < 40
 
 
-@pytest.mark.parametrize("tau_max", [20, 50, 100])
-def test_the_bounded_pattern_of_the_public_code(tau_max):
-    """In phase, short periods, never fewer than two clients."""
-    pattern = participation.AtLeast(30, 2, among=participation.RoundRobin(30, tau_max, periods="half-normal"))
-    sizes = [len(pattern.active(t)) for t in range(300)]
-    assert sizes[0] == 30
-    assert min(sizes) >= 2
-
-
 def test_probabilities_0_and_1():
     assert participation.Bernoulli(5, 0).active(1).clients.tolist() == []
     assert participation.Bernoulli(5, 1).active(1).clients.tolist() == [0, 1, 2, 3, 4]
@@ -224,14 +215,11 @@ def test_the_five_levels_of_the_public_code(p):
 
 def test_p_may_change_with_the_round():
     """p_i^t for all or for each client, with the same draws as for a constant p."""
-    rounds, each = 3000, [0.9, 0.1, 0.5, 1.0]
-    pattern = participation.Bernoulli(4, {"0": 0.2, 3000: each}, seed=3)
-    for began, p in ((0, np.full(4, 0.2)), (3000, np.array(each))):
-        active = np.concatenate([pattern.active(t).clients for t in range(began, began + rounds)])
-        mean = np.bincount(active, minlength=4) / rounds
-        assert (np.abs(mean - p) <= 4.5 * np.sqrt(p * (1 - p) / rounds)).all()
-    other = participation.Bernoulli(4, each, seed=3)
-    assert all((pattern.active(t).clients == other.active(t).clients).all() for t in range(3000, 3020))
+    pattern = participation.Bernoulli(4, {"0": 0.2, 3000: [0.9, 0.1, 0.5, 1.0]}, seed=3)
+    for began, p in ((0, 0.2), (2980, 0.2), (3000, [0.9, 0.1, 0.5, 1.0]), (10**6, [0.9, 0.1, 0.5, 1.0])):
+        constant = participation.Bernoulli(4, p, seed=3)
+        for t in range(began, began + 20):
+            assert pattern.active(t).clients.tolist() == constant.active(t).clients.tolist()
     assert "3000" in repr(pattern)
 
 
@@ -284,17 +272,9 @@ def test_late_clients_are_dropped():
         sizes.add(len(in_time))
     assert min(sizes) < 10
     assert len(participation.OverSelection(40, 10, policy={"deadline": 1e-9}).active(0)) == 0
-
-
-def test_equal_times_keep_the_lowest_ids_and_the_deadline_is_inclusive():
-    """Without spread and jitter every client takes 1."""
-    pattern = participation.OverSelection(
-        400, 100, policy=RoundPolicy(over_selection=2, deadline=1), spread=0, jitter=0
-    )
-    for t in (0, 3):
-        drawn = without_replacement(400, 200, seed=0, round=t, purpose="participation: over-selection")
-        assert (pattern.times(t) == 1).all()
-        assert pattern.active(t).clients.tolist() == sorted(drawn.tolist())[:100]
+    for deadline, count in ((1, 10), (1 - 2**-53, 0)):  # a client that takes 1 is in time
+        pattern = participation.OverSelection(40, 10, policy={"deadline": deadline}, spread=0, jitter=0)
+        assert len(pattern.active(3)) == count
 
 
 @pytest.fixture

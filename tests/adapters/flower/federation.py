@@ -92,14 +92,16 @@ def run(method, grid, rounds, *, before_round=lambda t: None, timeout=5, **optio
     return strategy, strategy.start(grid, initial_arrays(), rounds, timeout=timeout, evaluate_fn=seen)
 
 
+def make_engine(steps=STEPS):
+    return InProcess(make_module(), *make_data(), batch=BATCH, steps=steps, seed=SEED)
+
+
 def simulate(method, options, participation, *, lr=0.1, steps=STEPS, **settings):
     """fedcore's own run; ``participation`` lists the clients of each round, which are registered with their first."""
     from fedcore.algorithms import named
 
-    dataset, parts = make_data()
-    engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=steps, seed=SEED)
-    algorithm = named(method, **options)
-    sizes = {i: len(part) for i, part in enumerate(parts)}
+    engine, algorithm = make_engine(steps), named(method, **options)
+    sizes = {i: len(part) for i, part in enumerate(make_data()[1])}
     needs = algorithm.needs_shares
     server = Server(make_module(), algorithm, [], lr=lr, **settings)
     for cohort in participation:

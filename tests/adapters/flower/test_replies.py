@@ -10,7 +10,7 @@ from fedcore import RoundPolicy, Update
 from fedcore.algorithms import SCAFFOLD
 from tests.adapters.drivers import MODEL, Raw
 from tests.adapters.drivers.flower import Flower, array
-from tests.adapters.flower.federation import METHODS, NODES, make_data, make_grid, run, simulate
+from tests.adapters.flower.federation import METHODS, NODES, make_data, make_engine, make_grid, run, simulate
 
 ORDER = sorted(range(5), key=lambda i: NODES[i])
 
@@ -79,13 +79,10 @@ def test_nodes_report_their_examples_to_a_query_also_in_a_later_round():
         grid.dead = {NODES[1]} if t < 2 else set()
 
     strategy, _ = run("FlexibleFedAvg", grid, 4, before_round=before_round)
-    first = [i for i in range(5) if i != 1]
-    without = [i for i in ORDER if i != 1]
     assert [len(report.accepted) for report in strategy.reports] == [4, 4, 5, 5]
     assert strategy.server.clients.number(NODES[1]) == 4  # it came last
     assert set(strategy.server.clients) == set(NODES)
     assert [kind for kind, node, _ in grid.sent if node == NODES[1]] == ["query", "query", "query", "train", "train"]
-    assert len(first) == len(without)
 
 
 def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_from():
@@ -104,11 +101,7 @@ def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_
     ]  # fmt: skip
     assert [t for t, (kind, node, _) in enumerate(grid.sent) if node == slow] == [2, 7, 20]  # not asked while at work
     server = simulate("MIFA", METHODS["MIFA"], [ORDER], policy=RoundPolicy(max_staleness=3))
-    from fedcore.sim.in_process import InProcess
-    from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
-
-    dataset, parts = make_data()
-    engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=STEPS, seed=SEED)
+    engine = make_engine()
     [late] = [update._replace(value=update.value.copy(), round=1) for update in engine.updates(server.broadcast([3]))]
     server.round(engine.updates(server.broadcast(rest)))
     server.round(engine.updates(server.broadcast(rest)))
@@ -138,12 +131,9 @@ def test_a_buffer_closes_at_its_kth_reply_while_other_nodes_work():
     asked = [node for kind, node, _ in grid.sent if kind == "train"]
     assert asked == [a, b, c, d, e, c, d, e, a, b, e]  # those at work are not asked again
 
-    from fedcore.sim.in_process import InProcess
-    from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
-
     server = simulate("FedAvg", {}, [], policy=policy)
     server.add_clients(list(range(5)))
-    engine, sent = InProcess(make_module(), *make_data(), batch=BATCH, steps=STEPS, seed=SEED), {}
+    engine, sent = make_engine(), {}
     for t, updates in enumerate(accepted):
         for update in engine.updates(server.broadcast(ORDER)):
             sent[update.client, t] = update._replace(value=update.value.copy(), round=t)

@@ -416,35 +416,21 @@ def partitioner():
     return pytest.importorskip("flwr_datasets.partitioner", reason=reason)
 
 
-def check_flower(parts, clients):
-    assert len(parts) == clients
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(200))
-    for part in parts:
-        assert part.dtype == np.int64
-        assert (np.diff(part) > 0).all()
-
-
-def test_flower_s_iid_partitioner(partitioner):
-    parts = from_flower(partitioner.IidPartitioner(4), LABELS)
-    check_flower(parts, 4)
-    assert [len(part) for part in parts] == [50] * 4
-
-
-def test_flower_s_partitioner_by_label(partitioner):
-    parts = from_flower(
-        partitioner.PathologicalPartitioner(5, "label", 1, class_assignment_mode="deterministic"), LABELS
-    )
-    check_flower(parts, 5)
-    assert [len(set(LABELS[part])) for part in parts] == [1] * 5
-
-
-def test_flower_s_dirichlet_partitioner(partitioner):
-    first, again = (
-        from_flower(partitioner.DirichletPartitioner(4, "label", 0.5, min_partition_size=1, seed=7), LABELS)
-        for _ in range(2)
-    )
-    check_flower(first, 4)
-    assert all(np.array_equal(part, other) for part, other in zip(first, again, strict=True))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Iid", {}),
+        ("Pathological", dict(num_classes_per_partition=1, class_assignment_mode="deterministic")),
+        ("Dirichlet", dict(alpha=0.5, min_partition_size=1, seed=7)),
+    ],
+)
+def test_flower_s_partitioners(partitioner, name, options):
+    options = options | {"num_partitions": 5} | ({} if name == "Iid" else {"partition_by": "label"})
+    make = partial(getattr(partitioner, f"{name}Partitioner"), **options)
+    parts, dealt = check(lambda: from_flower(make(), LABELS), LABELS, 5)
+    assert dealt.min() == 1
+    if name == "Pathological":
+        assert [len(set(LABELS[part])) for part in parts] == [1] * 5
 
 
 def test_a_partitioner_with_a_data_set_is_rejected(partitioner):

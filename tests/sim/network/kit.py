@@ -19,16 +19,15 @@ def pair(models=None, W=((0.75, 0.25), (0.25, 0.75)), **options):
 
 
 class LeastSquares:
-    """f_j(y) = |A_j y - b_j|^2 / 2, and f = sum_j q_j f_j: the mean over the nodes unless there is a q."""
+    """f_j(y) = |A_j y - b_j|^2 / 2, and f is the mean over the nodes."""
 
-    def __init__(self, nodes, n, *, spread=1.0, seed=0, q=None):
+    def __init__(self, nodes, n, *, seed=0):
         rng = np.random.default_rng(seed)
         factors = [np.eye(n) + 0.3 * rng.normal(size=(n, n)) for _ in range(nodes)]
         self.H = [A.T @ A for A in factors]
-        self.g = [A.T @ A @ (spread * rng.normal(size=n)) for A in factors]
+        self.g = [A.T @ A @ rng.normal(size=n) for A in factors]
         self.nodes, self.n = nodes, n
-        q = np.full(nodes, 1 / nodes) if q is None else q
-        self.optimum = np.linalg.solve(np.tensordot(q, self.H, 1), np.tensordot(q, self.g, 1))
+        self.optimum = np.linalg.solve(np.mean(self.H, axis=0), np.mean(self.g, axis=0))
 
     def steps(self, node, y, E, lr):
         """y after E steps, in float64."""

@@ -58,12 +58,12 @@ def test_any_connected_graph(nodes, probability, seed):
 
 
 def test_metropolis_weights_by_hand():
-    """A star of three: the middle has two neighbours, the others one."""
+    """In a star of three, the middle has two neighbours, the others one."""
     np.testing.assert_allclose(
         Topology.named("star", 3).W, [[1 / 3, 1 / 3, 1 / 3], [1 / 3, 2 / 3, 0], [1 / 3, 0, 2 / 3]], rtol=1e-15
     )
-    path = Topology(nx.path_graph(3)).W
-    np.testing.assert_allclose(path, [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]], rtol=1e-15)
+    uneven = Topology(nx.Graph([(0, 1), (0, 2), (0, 3), (3, 4)])).W  # with 3, 1, 1, 2 and 1 neighbours
+    np.testing.assert_allclose(uneven[3], [1 / 4, 0, 0, 5 / 12, 1 / 3], rtol=1e-14)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 30])
@@ -89,23 +89,6 @@ def test_zeta_matches_the_known_eigenvalues_of_a_circulant_matrix(name, values):
     assert Topology.named(name, len(values)).zeta == pytest.approx(np.sort(np.abs(values))[-2], abs=1e-12)
 
 
-def test_zeta_is_the_factor_of_the_worst_disagreement():
-    topology = Topology.named("erdos-renyi", 15, probability=0.3, seed=1)
-    values, vectors = np.linalg.eigh(topology.W)
-    worst = vectors[:, -2] if values[-2] > -values[0] else vectors[:, 0]
-    assert np.linalg.norm(topology.W @ worst) == pytest.approx(topology.zeta)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        y = rng.normal(size=15)
-        assert np.linalg.norm(topology.W @ y - y.mean()) <= topology.zeta * np.linalg.norm(y - y.mean()) * (1 + 1e-12)
-
-
-def test_more_neighbours_mix_faster():
-    zetas = [Topology.named(name, 36).zeta for name in ("complete", "torus", "ring")]
-    assert zetas == sorted(zetas)
-    assert zetas[0] < 0.01 < zetas[1] < 0.9 < zetas[2]
-
-
 def test_the_nodes_of_a_graph_are_in_its_order():
     graph = nx.Graph([("c", "a"), ("a", "b")])
     topology = Topology(graph, name="three friends")
@@ -125,12 +108,6 @@ def test_a_random_graph_depends_only_on_its_arguments():
     pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
     W = Topology.named("erdos-renyi", 6, probability=0.7, seed=3).W
     assert [pair for pair in pairs if W[pair] > 0] == [pair for at, pair in enumerate(pairs) if at in drawn]
-
-
-def test_a_random_graph_has_each_edge_with_its_probability():
-    edges = sum((Topology.named("erdos-renyi", 40, probability=0.3, seed=s).W > 0).sum() - 40 for s in range(40)) / 2
-    pairs = 40 * 40 * 39 / 2
-    assert abs(edges / pairs - 0.3) < 4.5 * np.sqrt(0.21 / pairs)
 
 
 def named(*arguments, **options):
