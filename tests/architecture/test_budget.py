@@ -17,7 +17,7 @@ ARGUMENTS_OF_SERVER = 12
 BUDGET = {
     "bench": 7_014,
     "csrc": 11_715,
-    "tests": 65_060,
+    "tests": 65_044,
     "fedcore": 2_802,
     "fedcore/adapters": 2_837,
     "fedcore/algorithms": 1_279,
@@ -26,7 +26,7 @@ BUDGET = {
     "fedcore/kernels": 503,
     "fedcore/model": 2_506,
     "fedcore/server": 7_232,
-    "fedcore/sim": 7_747,
+    "fedcore/sim": 7_746,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,
     "fedcore/rules": 781,
