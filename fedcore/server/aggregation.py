@@ -402,7 +402,8 @@ class Sum:
         sent = algorithm.direction
         self._from_row = sent.from_row if algorithm.keeps_rows else 0.0
         self._has_offsets = bool(self._from_row or sent.from_mean or sent.from_momentum)
-        self.forget()
+        self._direction_of: Callable[[int | None], F32 | None] = _no_direction
+        self._start_of: Callable[[int], Any] = _no_direction
 
     def begin(
         self,
@@ -438,8 +439,7 @@ class Sum:
 
     def forget(self) -> None:
         """Drop the round's references to v[t] and models, which may be in files."""
-        self._direction_of: Callable[[int | None], F32 | None] = _no_direction
-        self._start_of: Callable[[int], Any] = _no_direction
+        self._direction_of, self._start_of = _no_direction, _no_direction
 
     def try_fold(self, batch: UpdateBatch, *, again: bool = False) -> Lengths:
         """Fold a batch into the spare sums, stage its rows, and measure it; ``accept`` or ``refold`` must follow.

@@ -67,7 +67,7 @@ class Slices:
         digests: the ``digest_of`` of each part, from the process that computed the whole vector. Default: unknown.
 
     Raises:
-        RangeError: an argument is not a list, or the like.
+        RangeError: an argument is not a list or another iterable.
     """
 
     parts: Sequence[Any]
@@ -132,7 +132,7 @@ def digest_of(vector: Any) -> str:
 
     Cost: reads the slice once, near the speed of a plain sum.
     """
-    return blake2b(checksums(np.ascontiguousarray(own_class("vector", vector))), digest_size=16).hexdigest()
+    return blake2b(checksums(np.ascontiguousarray(own_class("vector", vector))).data, digest_size=16).hexdigest()
 
 
 PART = 1 << 20

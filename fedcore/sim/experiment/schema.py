@@ -839,7 +839,7 @@ class Experiment(Represented, Section):
             text = f"must be less than the {clients} clients of the partition, got {attack.clients}"
             raise problem(text, "attack", "clients")
 
-    def _pattern(self) -> participation.Participation:
+    def _pattern(self) -> Any:
         with at("participation"):
             return participation.named(self.participation.name, self.partition.clients, **self.participation.options)
 
