@@ -25,7 +25,7 @@ from fedcore.errors import FedcoreError, RangeError, UnknownNameError
 from fedcore.model import Layout
 from fedcore.options import Limits, ServerOptions, Settings, as_policy
 from fedcore.runtime import import_quietly
-from fedcore.server.compatibility import require_compatible
+from fedcore.server import require_compatible
 from fedcore.sim import MODELS, attacks, data, participation
 from fedcore.sim.clock import Arrivals, Clock, Durations
 from fedcore.sim.data import partitions
@@ -866,7 +866,7 @@ class Experiment(Represented, Section):
             raise problem(f"{text}; change its local_steps, or set local.steps={made.most_steps}", *place)
         key = next((name for name in ("momentum", "clip") if getattr(local, name)), None)
         if key and made.needs_plain_steps:
-            text = f"does not work with {method.label}, whose controls need plain SGD; remove it, or set control='sent'"
+            text = f'does not work with {method.label}, whose controls need plain SGD; remove it, or set control = "sent"'
             raise problem(text, *(place if key in (method.local or ()) else ()), "local", key)
         draws = [one for one in participation.nested(self._pattern()) if isinstance(one, participation.Weighted)]
         if (made.updates_once or settings.rules.private) and any(one.replacement and one.k > 1 for one in draws):
