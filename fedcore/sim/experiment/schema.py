@@ -866,7 +866,7 @@ class Experiment(Represented, Section):
             raise problem(f"{text}; change its local_steps, or set local.steps={made.most_steps}", *place)
         key = next((name for name in ("momentum", "clip") if getattr(local, name)), None)
         if key and made.needs_plain_steps:
-            text = f'does not work with {method.label}, whose controls need plain SGD; remove it, or set control = "sent"'
+            text = f'does not work with {method.label}, whose controls need plain SGD; drop it or set control = "sent"'
             raise problem(text, *(place if key in (method.local or ()) else ()), "local", key)
         draws = [one for one in participation.nested(self._pattern()) if isinstance(one, participation.Weighted)]
         if (made.updates_once or settings.rules.private) and any(one.replacement and one.k > 1 for one in draws):
