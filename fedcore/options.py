@@ -573,7 +573,7 @@ class Settings:
             raise RangeError(f"server_lr: must {must}; or create a new server from tensors()")
         before, after = self.rules.private, changed.rules.private
         if (before is None) != (after is None) or (before and after and before.seed != after.seed):
-            raise RangeError("aggregation: PrivateMean and its seed must stay as in the first round; make a new server")
+            raise RangeError("aggregation: PrivateMean is in all rounds or in none, with one seed; create a new server")
         return changed
 
     def shown(self, names: Iterable[str]) -> dict[str, Any]:

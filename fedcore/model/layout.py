@@ -220,8 +220,7 @@ class Layout(Represented):
         aliases = {name: first for first, own in kept.items() for name in own[1:]}
         named = {first: every[first] for first in kept}
         tied = [escape(name) for own in names.values() if own[0] not in kept for name in own if not model.ignores(name)]
-        parameters = dict(x.named_parameters()) if is_module else {}
-        kinds = TensorPolicy(buffers, counters)
+        parameters, kinds = dict(x.named_parameters()) if is_module else {}, TensorPolicy(buffers, counters)
         for name, leaf in named.items():
             try:
                 form = kinds.form(name, leaf)
@@ -642,8 +641,9 @@ def _items(x: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _is_list(x: Any) -> bool:
-    is_array = isinstance(x, str | bytes | bytearray | memoryview) or hasattr(x, "shape") or hasattr(x, "__dlpack__")
-    return isinstance(x, Sequence) and not is_array
+    if not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray | memoryview):
+        return False
+    return not hasattr(x, "shape") and not hasattr(x, "__dlpack__")
 
 
 def tree_of(x: Any) -> Tree:

@@ -191,7 +191,7 @@ class SecureClient(Represented):
             self._require_peers(group)
         parts, part = (3, "two thirds") if self._identity is not None else (2, "half")
         if len(group) < 2 or not (parts - 1) * len(group) < parts * threshold <= parts * len(group):
-            raise RangeError(f"threshold={threshold}: must be above {part} of {len(group)} clients, and at most all")
+            raise RangeError(f"threshold={threshold}: must be more than {part} of {len(group)} clients, at most all")
         seeds, keys = (crypto.split(secret, group, threshold) for secret in (self._seed, self._masking))
         context = self._context if self._identity is None else crypto.digest(bytes(body), self._context)
         dealt = {}

@@ -187,6 +187,8 @@ def _shown(name: str, value: Any) -> str:
     for option, kind in (("algorithm", Algorithm), ("aggregation", Rule)):
         if isinstance(value, kind):
             return f"{option}={value!r:.200} ({name})"
+    if name == "whole-vector optimizer" and value is not True:
+        return f"optimizer={value} ({name})"
     return name if value is True else f"{name}={value!r}"
 
 

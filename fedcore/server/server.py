@@ -885,8 +885,7 @@ class Server(Represented, Unpicklable):
             self.open_buffer(newcomers=self._unregistered(newcomers)).require_valid(given)
             try:
                 while True:
-                    newcomers = self._unregistered(newcomers)
-                    opened = self.open_buffer(newcomers=newcomers)
+                    opened = self.open_buffer(newcomers=self._unregistered(newcomers))
                     is_due = opened.may_close() is not None and bool(opened.clients)
                     if is_due:
                         reports.append(opened.finish())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from logging import INFO, WARNING, Logger
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from weakref import proxy
 
 import numpy as np
 import numpy.typing as npt
@@ -470,7 +471,9 @@ class State:
         longest = longest_update(farthest_gamma(settings, now), squared=settings.takes_squares)
         term = longest_term(max(len(self.store.registry), self.upper_population)) if settings.is_exact else math.inf
         distance = usual_distance(settings, now) if settings.averages_models else 1.0
-        self._sum.begin(settings, now.round_number, now.history.get, self.start_of, offset, (longest, term), distance)
+        own = proxy(self)  # the sum must not keep the state alive
+        functions = now.history.get, lambda round: own.start_of(round)
+        self._sum.begin(settings, now.round_number, *functions, offset, (longest, term), distance)
         self._admit(newcomers)
         return self._sum
 

@@ -25,7 +25,7 @@ BUDGET = {
     "fedcore/cluster": 2_252,
     "fedcore/kernels": 503,
     "fedcore/model": 2_506,
-    "fedcore/server": 7_232,
+    "fedcore/server": 7_228,
     "fedcore/sim": 7_746,
     "fedcore/secure": 1_056,
     "fedcore/testing": 1_044,

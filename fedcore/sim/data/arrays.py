@@ -242,7 +242,7 @@ def _stack(name: str, examples: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]
 def _column(split: str, data: Any, column: str) -> npt.NDArray[Any]:
     """Return a column of a Hugging Face data set."""
     if not hasattr(data, "with_format") or not hasattr(data, "__len__"):
-        raise ArrayError(f"{split}: must be a datasets.Dataset in memory, got {type(data).__name__}; select a split")
+        raise ArrayError(f"{split}: must be a Dataset, got {type(data).__name__}; select a split, load a streamed one")
     if column not in data.column_names:
         raise UnknownNameError.of(f"column of {split}", column, data.column_names)
     values = data.select_columns([column]).with_format("numpy")[:][column] if len(data) else np.zeros((0, 1))
